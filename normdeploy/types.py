@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    # Not at run time: what needs no array imports no numpy.
     import numpy as np
     import torch
 
@@ -15,7 +16,9 @@ Progress = Callable[[str, int, int], None]
 
 PathLike = str | os.PathLike[str]
 
-Arrays = Mapping[str, "np.ndarray"]
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 """Values by the names of tensors: what a model is fed, its weights, its outputs."""
 
 Tensors = dict[str, "torch.Tensor"]

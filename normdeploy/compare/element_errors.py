@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..dtypes import is_float_dtype
+from ..types import Array
 
 
-def absolute_difference(value: np.ndarray, reference: np.ndarray, *, one_sided: float = math.inf) -> np.ndarray:
+def absolute_difference(value: Array, reference: Array, *, one_sided: float = math.inf) -> Array:
     """Return |value − reference| of each element, as float64.
 
     Args:
@@ -35,7 +36,7 @@ def absolute_difference(value: np.ndarray, reference: np.ndarray, *, one_sided: 
     return apart
 
 
-def nonfinite_mismatch(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def nonfinite_mismatch(value: Array, reference: Array) -> Array:
     """Return a mask of the elements of which one is NaN or infinite, and the other is not the same."""
     a = np.asarray(value, np.float64)
     b = np.asarray(reference, np.float64)
@@ -43,25 +44,25 @@ def nonfinite_mismatch(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return ~finite & ~(np.isnan(a) & np.isnan(b)) & (a != b)
 
 
-def finite_magnitude(values: np.ndarray) -> np.ndarray:
+def finite_magnitude(values: Array) -> Array:
     """Return |values| as float64, 0 where they are not finite."""
     wide = np.abs(values.astype(np.float64))
     return np.where(np.isfinite(wide), wide, 0.0)
 
 
-def largest_finite(values: np.ndarray) -> float:
+def largest_finite(values: Array) -> float:
     """Return the largest finite |value|, 0 where there is none."""
     return float(finite_magnitude(values).max(initial=0.0))
 
 
-def largest_of_rows(values: np.ndarray) -> np.ndarray:
+def largest_of_rows(values: Array) -> Array:
     """Return the largest element of each row along the last axis, which stays with size 1."""
     if values.ndim and values.size:
         return values.max(axis=-1, keepdims=True)
     return values
 
 
-def first_true_index(mask: np.ndarray) -> tuple[int, ...]:
+def first_true_index(mask: Array) -> tuple[int, ...]:
     """Return the index of the first true element; () of a scalar."""
     return tuple(int(i) for i in np.argwhere(mask)[0])
 
@@ -79,7 +80,7 @@ class Difference:
     reason: str
 
 
-def difference_from_float64(value: np.ndarray, reference: np.ndarray) -> Difference:
+def difference_from_float64(value: Array, reference: Array) -> Difference:
     """Compare a tensor with the float64 reference of the same shape."""
     got = value.astype(np.float64)
     expected = reference.astype(np.float64)

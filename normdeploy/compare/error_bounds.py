@@ -13,14 +13,15 @@ lies outside, more are made before it is said to fail (a tie between two choices
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
+from ..types import Array, Arrays
 from .element_errors import absolute_difference, largest_finite
 from .ulp_spacing import EAGER_MULTIPLE, float_spacing
 
-Outputs = Mapping[str, np.ndarray]
+Outputs = Arrays
 
 MOST_RATIO = 8.0
 # of the largest |reference|
@@ -61,7 +62,7 @@ class ErrorBounds:
                 np.maximum(self._spread[name], _finite_distance(run[name], reference), out=self._spread[name])
         self._runs += runs
 
-    def rounding_units(self, output: str) -> np.ndarray:
+    def rounding_units(self, output: str) -> Array:
         """s of every element, ≥ the smallest normal number of float32 and wider types: what is below may be flushed to
         zero."""
         return self._spread[output] + float_spacing(self._reference[output], self._dtypes[output])
@@ -70,7 +71,7 @@ class ErrorBounds:
         """How many s eager needs in this case."""
         return float((self._eager[output] / self.rounding_units(output)).max(initial=0.0))
 
-    def allowed_error(self, output: str, ratio: float, error: np.ndarray | None = None) -> np.ndarray:
+    def allowed_error(self, output: str, ratio: float, error: Array | None = None) -> Array:
         """The largest error of each element that passes.
 
         Args:
@@ -89,20 +90,20 @@ class ErrorBounds:
             bound = self._bound_of_elements(output, ratio)
         return bound
 
-    def _bound_of_elements(self, output: str, ratio: float) -> np.ndarray:
+    def _bound_of_elements(self, output: str, ratio: float) -> Array:
         return EAGER_MULTIPLE * np.maximum(
             min(max(ratio, 1.0), MOST_RATIO) * self.rounding_units(output), self._eager[output]
         )
 
 
-def has_lost_all_digits(value: np.ndarray, reference: np.ndarray) -> bool:
+def has_lost_all_digits(value: Array, reference: Array) -> bool:
     """Return whether an output keeps no digit: it is off by a quarter of its largest value and more."""
     finite = np.isfinite(reference)
     away = absolute_difference(value[finite], reference[finite])
     return bool(away.max(initial=0.0) > _LOST * largest_finite(reference))
 
 
-def _finite_distance(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def _finite_distance(value: Array, reference: Array) -> Array:
     """Return the distance as float32, 0 where one of them is not finite or the shapes differ."""
     if value.shape != reference.shape:
         return np.zeros(reference.shape, np.float32)

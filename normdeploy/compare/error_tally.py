@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..types import Array
 from .element_errors import first_true_index, nonfinite_mismatch
 from .ulp_spacing import allowed_beside_peer
 from .verdict import Verdict, nearest_to_bound
@@ -45,12 +46,12 @@ class ErrorTally:
     def add(
         self,
         case: str,
-        value: np.ndarray | None,
-        reference: np.ndarray,
-        explained: Callable[[np.ndarray], np.ndarray],
+        value: Array | None,
+        reference: Array,
+        explained: Callable[[Array], Array],
         *,
-        bound: Callable[[np.ndarray], np.ndarray] | None = None,
-        peer: np.ndarray | None = None,
+        bound: Callable[[Array], Array] | None = None,
+        peer: Array | None = None,
     ) -> None:
         """Take one case in.
 
@@ -82,7 +83,7 @@ class ErrorTally:
         self.case = self.case or case
 
     def _compare_integers(
-        self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]
+        self, value: Array, reference: Array, explained: Callable[[Array], Array]
     ) -> _BrokenCase | None:
         differs = value != reference
         if not differs.any():
@@ -96,10 +97,10 @@ class ErrorTally:
     def _compare_floats(
         self,
         case: str,
-        value: np.ndarray,
-        reference: np.ndarray,
-        bound: Callable[[np.ndarray], np.ndarray] | None,
-        peer: np.ndarray | None,
+        value: Array,
+        reference: Array,
+        bound: Callable[[Array], Array] | None,
+        peer: Array | None,
     ) -> _BrokenCase | None:
         """Take the errors in; say what no error can."""
         with np.errstate(all="ignore"):
@@ -133,7 +134,7 @@ class ErrorTally:
         with np.errstate(all="ignore"):
             return _BrokenCase(_describe_first_wrong(wrong, got, reference), float(np.abs(got - expected)[wrong][0]))
 
-    def _update_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
+    def _update_worst(self, case: str, error: Array, allowed: Array) -> None:
         worst = nearest_to_bound(error, allowed)
         if worst.bound_ratio > 1:
             self.failed.append(case)
@@ -173,7 +174,7 @@ class ErrorTally:
         return allowed_beside_peer(eager.absolute, eager.scale, self.dtype)
 
 
-def _describe_first_wrong(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
+def _describe_first_wrong(wrong: Array, value: Array, reference: Array) -> str:
     index = first_true_index(wrong)
     place = f" at {list(index)}" if index else ""
     return (

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..types import Array
+
 # similarities that are held at a time
 AT_ONCE = 2**24
 
@@ -30,7 +32,7 @@ class Metric:
     """
 
     name: str
-    of: Callable[[np.ndarray, np.ndarray], float | np.ndarray]
+    of: Callable[[Array, Array], float | Array]
     least: float
     most: float
     pooled: bool = False
@@ -46,7 +48,7 @@ class Metric:
         return ">="
 
 
-def cosine(value: np.ndarray, reference: np.ndarray) -> float:
+def cosine(value: Array, reference: Array) -> float:
     """Σ v·r / (‖v‖ ‖r‖), between −1 and 1 (Salton and McGill, Introduction to Modern Information Retrieval, 1983).
 
     Two vectors of zeros are alike (1), one of zeros and another are not (0), as Polygraphy's
@@ -61,7 +63,7 @@ def cosine(value: np.ndarray, reference: np.ndarray) -> float:
     return float(np.clip(v @ r / (lengths[0] * lengths[1]), -1.0, 1.0))
 
 
-def psnr(value: np.ndarray, reference: np.ndarray) -> float:
+def psnr(value: Array, reference: Array) -> float:
     """Peak signal-to-noise ratio in dB: 10·log10(peak² / mean((v − r)²)), peak = max |r| (ITU-T J.340 with the
     reference's own peak).
 
@@ -71,14 +73,14 @@ def psnr(value: np.ndarray, reference: np.ndarray) -> float:
     return _decibels(float(np.abs(r).max(initial=0.0)), float(_root_mean_square(v - r)))
 
 
-def snr(value: np.ndarray, reference: np.ndarray) -> float:
+def snr(value: Array, reference: Array) -> float:
     """Signal-to-noise ratio in dB: 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal
     Processing)."""
     v, r = _flatten_to_float64(value, reference)
     return _decibels(float(_root_mean_square(r)), float(_root_mean_square(v - r)))
 
 
-def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def top_agreement(count: int) -> Callable[[Array, Array], Array]:
     """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the
@@ -86,7 +88,7 @@ def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     ``top_accuracy``.
     """
 
-    def rows_agree(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    def rows_agree(value: Array, reference: Array) -> Array:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
         # of the best, the one that the other likes most
@@ -95,14 +97,14 @@ def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return rows_agree
 
 
-def top_accuracy(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
     """Of each sample: is its label among the ``count`` largest of its scores?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a
     file that gives all classes one score finds label 0 alone.
     """
 
-    def labels_found(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def labels_found(scores: Array, labels: Array) -> Array:
         """Scores [samples, classes] and labels [samples], whole numbers of 0 or more and below classes."""
         own = scores[np.arange(len(labels)), labels][:, None]
         before = (scores > own) | ((scores == own) & (np.arange(scores.shape[-1]) < labels[:, None]))
@@ -111,7 +113,7 @@ def top_accuracy(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return labels_found
 
 
-def nearest_neighbor_agreement(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
     """Of each row (an embedding: all dims but the first as one vector): is its nearest among the other rows the
     reference's too?
 
@@ -151,18 +153,18 @@ METRICS = {
 }
 
 
-def _flatten_to_float64(value: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _flatten_to_float64(value: Array, reference: Array) -> tuple[Array, Array]:
     return value.astype(np.float64).reshape(-1), reference.astype(np.float64).reshape(-1)
 
 
-def _normalize_rows(rows: np.ndarray) -> np.ndarray:
+def _normalize_rows(rows: Array) -> Array:
     """Each row at length 1; rows of zeros stay."""
     wide = rows.astype(np.float64).reshape(len(rows), -1)
     lengths = np.linalg.norm(wide, axis=-1, keepdims=True)
     return wide / np.where(lengths > 0, lengths, 1.0)
 
 
-def _root_mean_square(values: np.ndarray) -> float:
+def _root_mean_square(values: Array) -> float:
     """The root of the mean square, of numbers of any size."""
     largest = float(np.abs(values).max(initial=0.0))
     if largest:

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from ..types import Array
 from .element_errors import absolute_difference, finite_magnitude, largest_of_rows
 from .verdict import Verdict, farthest_beyond_bound
 
@@ -20,7 +21,7 @@ _DRAWS_APART = 4
 _DEVIATIONS = 6
 
 
-def perturb_array(values: np.ndarray, by: float, rng: np.random.Generator) -> np.ndarray:
+def perturb_array(values: Array, by: float, rng: np.random.Generator) -> Array:
     """Return each element times 1 ± ``by`` at most, rounded to its type."""
     with np.errstate(all="ignore"):
         moved = values.astype(np.float64) * (1 + by * rng.uniform(-1, 1, values.shape))
@@ -36,7 +37,7 @@ def regrouping_error(nodes: int, unit: float) -> float:
     return _DEVIATIONS * math.sqrt(nodes) * unit
 
 
-def explained_error(right: np.ndarray, moved: np.ndarray, relative: float) -> np.ndarray:
+def explained_error(right: Array, moved: Array, relative: float) -> Array:
     """Return what rounding explains in each row of floating numbers, by the module's formula.
 
     Args:
@@ -50,7 +51,7 @@ def explained_error(right: np.ndarray, moved: np.ndarray, relative: float) -> np
     return _DRAWS_APART * largest_of_rows(moved) + relative * largest_of_rows(finite_magnitude(right))
 
 
-def find_unexplained(value: np.ndarray, right: np.ndarray, moved: np.ndarray, relative: float) -> Verdict | None:
+def find_unexplained(value: Array, right: Array, moved: Array, relative: float) -> Verdict | None:
     """Return the verdict on the element farthest outside of what rounding explains; None where all are within.
 
     An integer that perturbed runs move in its row may be any other: a choice that rounding turns over may end anywhere.

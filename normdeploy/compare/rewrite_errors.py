@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..types import Array
+
 _UNITS = 8
 # A fold in a linear op, against the nodes before it.
 TIMES = 4
 ULPS = 4
 
 
-def norm_rounding_error(
-    x: np.ndarray, y: np.ndarray, epsilon: float, *, centered: bool, gamma: float, unit: float
-) -> np.ndarray:
+def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, gamma: float, unit: float) -> Array:
     """Return the error that a norm's rounding may make in each row:
 
         8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ..types import Array
 from .error_bounds import Outputs
 
 # runs of the reference; one in four turns a difference of one unit around, so 16 miss one of a hundred
@@ -36,7 +37,7 @@ class RoundingTies:
         self._reference = reference
         self._others = [eager]
 
-    def explain_elements(self, output: str, value: np.ndarray, *, draws: bool = True) -> np.ndarray:
+    def explain_elements(self, output: str, value: Array, *, draws: bool = True) -> Array:
         """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are, and
         not at all without ``draws``."""
         right = value == self._reference[output]

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..types import Array
 from .element_errors import absolute_difference, largest_finite, nonfinite_mismatch
 from .verdict import Verdict
 
 
 def find_disagreement(
-    answers: Sequence[np.ndarray],
-    reference: Sequence[np.ndarray],
+    answers: Sequence[Array],
+    reference: Sequence[Array],
     unit: float,
-    more: Sequence[np.ndarray] | None = None,
+    more: Sequence[Array] | None = None,
 ) -> Verdict:
     """Return the verdict on the first output that is wrong, or else on the largest error relative to its output.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from ..types import Array
 from .element_errors import difference_from_float64, finite_magnitude
 
 EAGER_MULTIPLE = 4.0
@@ -21,7 +22,7 @@ def ulp_at(size: float, dtype: np.dtype) -> float:
     return float(2.0 ** (max(exponent, info.minexp) - info.nmant))
 
 
-def float_spacing(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def float_spacing(values: Array, dtype: np.dtype) -> Array:
     """Return the distance between the numbers of ``dtype`` around each value.
 
     It is at least the smallest normal number of float32 and wider types: numbers below may be flushed to zero.
@@ -48,14 +49,14 @@ def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
     return EAGER_MULTIPLE * error + ULPS * ulp_at(size, dtype)
 
 
-def allowed_beside_eager(eager: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> float:
+def allowed_beside_eager(eager: Array, reference: Array, dtype: np.dtype) -> float:
     """Return what `allowed_beside_peer` allows for a tensor inside of a model, of which eager's value is known."""
     return allowed_beside_peer(
         difference_from_float64(eager, reference).error, largest_rounded(eager, reference), dtype
     )
 
 
-def largest_rounded(eager: np.ndarray, reference: np.ndarray) -> float:
+def largest_rounded(eager: Array, reference: Array) -> float:
     """Return the largest finite |reference| of the elements that eager rounds, of all elements where it rounds none.
 
     The -10000 of a mask is exact, and says nothing of how elements around 1 are rounded.

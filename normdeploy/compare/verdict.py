@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..types import Array
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -36,7 +38,7 @@ class Verdict:
         return math.inf
 
 
-def nearest_to_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict:
+def nearest_to_bound(error: Array, allowed: Array) -> Verdict:
     """Return the verdict on the element whose error is the largest multiple of what is allowed there.
 
     Args:
@@ -49,7 +51,7 @@ def nearest_to_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict:
     return _verdict_at(int(ratios.argmax()), error, allowed)
 
 
-def farthest_beyond_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
+def farthest_beyond_bound(error: Array, allowed: Array) -> Verdict | None:
     """Return the verdict on the element with the largest error of those beyond their bound; None where all are within.
 
     Args:
@@ -63,6 +65,6 @@ def farthest_beyond_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict | N
     return replace(verdict, beyond=int(beyond.sum()))
 
 
-def _verdict_at(flat: int, error: np.ndarray, allowed: np.ndarray) -> Verdict:
+def _verdict_at(flat: int, error: Array, allowed: Array) -> Verdict:
     place = tuple(int(i) for i in np.unravel_index(flat, error.shape)) if error.ndim else ()
     return Verdict(float(error[place]), float(allowed[place]), place)

@@ -22,12 +22,11 @@ from ..precision.preparation import file_opset
 from ..precision.type_conversion import FORMATS, initializer_values
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import copy_model, functions_by_key
+from ..types import Array, Arrays
 from . import RunResult, control_flow, sequence_ops
 from .data_independent import DataIndependent, find_data_independent, is_index_or_scalar, is_integer_type
 from .ort_runner import OrtRunner
 
-Array = np.ndarray[Any, Any]
-Values = Mapping[str, Array]
 _OF_SHAPES = ("Shape", "Size")
 # What numpy and Python raise where operands do not fit an op: integers for floats, fractions for axes, and the like.
 _UNFIT = (
@@ -47,7 +46,7 @@ class NodeChange:
 
     nodes: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
     inputs: Mapping[tuple[int, int], Callable[[Array], Array]] = field(default_factory=dict)
-    given: Values = field(default_factory=dict)
+    given: Arrays = field(default_factory=dict)
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -157,9 +156,9 @@ class Float64Evaluator:
         return sorted(nodes)
 
     def evaluate_nodes(
-        self, places: Sequence[int], known: Values, change: NodeChange | None = None
+        self, places: Sequence[int], known: Arrays, change: NodeChange | None = None
     ) -> dict[str, Array]:
-        """Values in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not
+        """Arrays in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not
         computed anew.
 
         Raises:
@@ -184,7 +183,7 @@ class Float64Evaluator:
                         results[name] = value
         return results
 
-    def tensor_value(self, name: str, known: Values) -> Array:
+    def tensor_value(self, name: str, known: Arrays) -> Array:
         if name in known:
             return known[name]
         if name not in self._wide:
@@ -212,7 +211,7 @@ class Float64Evaluator:
             return None
         return np.asarray(value)
 
-    def evaluate_node(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Any]:
+    def evaluate_node(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Arrays) -> Sequence[Any]:
         """What one node writes, in float64 where it is floating: arrays, lists of them, None for what it leaves out.
 
         Raises:
@@ -244,7 +243,7 @@ class Float64Evaluator:
                 pass
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
-    def _run_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:
+    def _run_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Arrays) -> Sequence[Array | None]:
         """Run control flow with its bodies in float64; where its form is not known here, onnxruntime runs it."""
 
         # A node that takes another's place has bodies of its own: each is made once for all rounds.
@@ -292,7 +291,7 @@ class Float64Evaluator:
         return type(self)(model, inferred_dtypes(model))
 
     def _run_in_runtime(
-        self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Values
+        self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Arrays
     ) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}
         given |= {name: self.tensor_value(name, known) for name in self.read_names(node) if name not in given}
@@ -319,7 +318,7 @@ class Float64Evaluator:
             for name in node.output
         ]
 
-    def _run_float64_kernel(self, node: onnx.NodeProto, given: Values) -> RunResult | None:
+    def _run_float64_kernel(self, node: onnx.NodeProto, given: Arrays) -> RunResult | None:
         """Run one node in onnxruntime's own float64 kernel; None where it has none for the op."""
         first = next(filter(None, node.output))
         if first in self._without_kernel or not is_standard(node) or any(a.HasField("g") for a in node.attribute):
@@ -333,7 +332,7 @@ class Float64Evaluator:
             self._without_kernel.add(first)
             return None
 
-    def _run_single_node(self, model: onnx.ModelProto, feeds: Values) -> RunResult:
+    def _run_single_node(self, model: onnx.ModelProto, feeds: Arrays) -> RunResult:
         with OrtRunner(model, optimize=False) as runner:
             return runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
 
@@ -351,7 +350,7 @@ def _attribute_array(value: Any) -> Any:
 
 
 def extract_nodes(
-    exact: Float64Evaluator, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Values
+    exact: Float64Evaluator, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Arrays
 ) -> onnx.ModelProto:
     """``nodes`` of a file as a model of their own that returns ``ends``.
 

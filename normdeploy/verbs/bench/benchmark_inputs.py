@@ -6,11 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ...errors import InputError
 from ...model import Dim, LoadedModel, TensorSpec
-from ...types import PathLike
+from ...types import Array, PathLike
 from ..run.run_function import generate_feeds, recorded_specs
 
 
@@ -49,7 +47,7 @@ def make_benchmark_inputs(
     sizes: Mapping[str, int],
     seed: int,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
-) -> tuple[dict[str, np.ndarray], list[str]]:
+) -> tuple[dict[str, Array], list[str]]:
     """Generated inputs of the model, or without one of the first file (``specs``: what it takes), and notes.
 
     Raises:

@@ -18,7 +18,7 @@ onnxruntime's optimizer rounds what these layers read to 8 bits.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from ...runtimes.torch_runners import Float64Runner
 from ...runtimes.trt_runner import TITLES, describe_missing_runtime, is_engine, read_runtime
 from ...storage.npz_files import read_npz
 from ...storage.onnx_files import load_onnx
-from ...types import PathLike, Progress
+from ...types import Array, Arrays, PathLike, Progress
 from ..run.run_function import can_run, open_runner, parse_sizes
 from ..verify.quantized_reference import evaluate_quantized, has_four_bit_weights, is_supported_quantized
 from ..verify.runtime_candidates import FLOATS, NotRun
@@ -123,8 +123,8 @@ class Contestant:
 
     runtime: str
     file: str
-    infer: Callable[[Mapping[str, np.ndarray]], RunResult]
-    prepare: Callable[[Mapping[str, np.ndarray]], Callable[[], object]]
+    infer: Callable[[Arrays], RunResult]
+    prepare: Callable[[Arrays], Callable[[], object]]
     # type of its arithmetic
     coarsest: str = "float32"
     # of its inputs; empty for the model
@@ -202,9 +202,9 @@ def race_files(
     )
 
 
-def with_times(entry: RaceEntry, timing: Timing, i: int, base: int = 0) -> RaceEntry:
+def with_times(entry: RaceEntry, timing: Timing, i: int) -> RaceEntry:
     """``entry`` with the times of contestant ``i``."""
-    ratio, low, high = timing.round_ratio(i, base)
+    ratio, low, high = timing.round_ratio(i, 0)
     median, p95, p99 = (1e3 * timing.percentile(i, share) for share in (50, 95, 99))
     samples = tuple(round(1e3 * t, 6) for t in timing.sample_calls(i))
     return replace(entry, median=median, p95=p95, p99=p99, samples=samples, ratio=ratio, interval=(low, high))
@@ -229,10 +229,9 @@ def _open_contestants(
                     runner.name, "", runner.infer, runner.prepare, _coarsest_type(spec.dtype for spec in model.inputs)
                 )
             )
+    cuda: str | None = None
     if any(not is_engine(f) for f in files):
         cuda = explain_missing_cuda()
-    else:
-        cuda = ""
 
     def add_contestant(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
         try:
@@ -254,9 +253,7 @@ def _open_contestants(
     for file in files:
         quantized = False
         name = Path(file).name
-        if sum(name == other for other, _ in places) == 1:
-            name = name
-        else:
+        if sum(name == other for other, _ in places) > 1:
             name = os.fspath(file)
         if is_engine(file):
             runtime = read_runtime(Path(file))
@@ -266,14 +263,15 @@ def _open_contestants(
                 add_contestant(TITLES[runtime], name, "float16", file)
             continue
         quantized = is_supported_quantized(file)
-        four_bits = quantized and has_four_bit_weights(file)
-        add_contestant(
-            "onnxruntime CPU", name, "bfloat16" if four_bits else _requested_type(file), file, threads=threads
-        )
+        requested = _requested_type(file)
+        on_cpu, on_cuda = requested, "float16"
+        if quantized and has_four_bit_weights(file):
+            on_cpu = on_cuda = "bfloat16"
+        add_contestant("onnxruntime CPU", name, on_cpu, file, threads=threads)
         if not cuda:
-            add_contestant("onnxruntime CUDA", name, "bfloat16" if four_bits else "float16", file, provider="cuda")
+            add_contestant("onnxruntime CUDA", name, on_cuda, file, provider="cuda")
         for other in runners:
-            add_contestant(third_party_title(require_runtime(other)), name, _requested_type(file), file, runner=other)
+            add_contestant(third_party_title(require_runtime(other)), name, requested, file, runner=other)
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
     if not contestants:
@@ -284,7 +282,7 @@ def _open_contestants(
 def _make_contestant(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestant:
     """A runner as it is given the inputs: floating ones in its own types, and on a GPU before the time runs."""
 
-    def convert_inputs(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def convert_inputs(feeds: Arrays) -> dict[str, Array]:
         types = {
             spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
             for spec in runner.inputs
@@ -336,14 +334,12 @@ class _RaceReference:
     """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed
     in."""
 
-    outputs: list[np.ndarray]
+    outputs: list[Array]
     judge: str
     unit: float
 
 
-def _find_reference(
-    model: LoadedModel | None, contestants: Sequence[Contestant], inputs: Mapping[str, np.ndarray]
-) -> _RaceReference:
+def _find_reference(model: LoadedModel | None, contestants: Sequence[Contestant], inputs: Arrays) -> _RaceReference:
     if model is not None:
         with Float64Runner(model) as runner:
             return _RaceReference([*runner.infer(inputs).values()], runner.name, UNIT_ROUNDOFF["float64"])
@@ -351,7 +347,7 @@ def _find_reference(
     return _RaceReference([*first.infer(inputs).values()], _contestant_title(first), UNIT_ROUNDOFF[first.coarsest])
 
 
-def _check_contestant(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: _RaceReference) -> None:
+def _check_contestant(contestant: Contestant, inputs: Arrays, reference: _RaceReference) -> None:
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
@@ -366,10 +362,7 @@ def _check_contestant(contestant: Contestant, inputs: Mapping[str, np.ndarray], 
             right = [*own.outputs.values()]
             more = [*own.allowed.values()]
             wrong = find_disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more).reason
-        if wrong:
-            contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed"
-        else:
-            contestant.reason = ""
+        contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:
         contestant.reason = str(error)

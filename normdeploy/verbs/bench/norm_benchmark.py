@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from ...storage.export_record import read_record
 from ...storage.file_replacement import write_bytes
 from ...storage.onnx_domains import is_standard
 from ...storage.onnx_files import load_onnx, normalize_model
-from ...types import Progress
+from ...types import PathLike, Progress
 from ..build.build_function import build
 from ..run.run_function import open_runner, parse_sizes
 from ..verify.runtime_candidates import NotRun
@@ -165,7 +164,7 @@ def race_norms(
 
 
 def find_norm_cases(
-    source: str | os.PathLike[str] | onnx.ModelProto, sizes: Mapping[str, int] | None = None
+    source: PathLike | onnx.ModelProto, sizes: Mapping[str, int] | None = None
 ) -> tuple[list[NormCase], list[str]]:
     """The distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims, and notes on those
     left out.

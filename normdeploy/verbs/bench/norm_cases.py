@@ -26,6 +26,7 @@ import onnx.parser
 
 from ...dtypes import UNIT_ROUNDOFF
 from ...evaluate import evaluator
+from ...types import Array
 
 FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
 KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm", "ResidualLayerNorm")
@@ -73,7 +74,7 @@ class NormCase:
         }
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
-    def scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
+    def scale_and_shift(self) -> tuple[Array, Array]:
         """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
         as (C, 1, ...)."""
         rank = len(self.shape)
@@ -86,12 +87,12 @@ class NormCase:
             beta = rng.standard_normal(shape)
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
 
-    def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, np.ndarray]:
+    def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, Array]:
         """Standard normal numbers around ``offset``."""
         values = np.random.default_rng(seed).standard_normal(self.shape, np.float32) + np.float32(offset)
         return {"x": values.astype(self.dtype)}
 
-    def evaluate_float64(self, x: np.ndarray) -> np.ndarray:
+    def evaluate_float64(self, x: Array) -> Array:
         """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
         gamma, beta = self.scale_and_shift()
         op = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
@@ -104,7 +105,7 @@ class NormCase:
             )
         return normal.reshape(x.shape) * gamma + beta
 
-    def allowed_error(self, x: np.ndarray) -> float:
+    def allowed_error(self, x: Array) -> float:
         """The error of statistics that are right to a few units of the largest element, the result rounded once more
         (`rounding`)."""
         rows = self._normalized_rows(x)
@@ -115,7 +116,7 @@ class NormCase:
             np.abs(self.evaluate_float64(x)).max()
         )
 
-    def _normalized_rows(self, x: np.ndarray) -> np.ndarray:
+    def _normalized_rows(self, x: Array) -> Array:
         """What is normalized, in float64 as a matrix, each row by itself."""
         x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
@@ -161,7 +162,7 @@ class NormCase:
         proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
         return proto
 
-    def _model_constants(self) -> dict[str, np.ndarray]:
+    def _model_constants(self) -> dict[str, Array]:
         gamma, beta = (p.astype(self.dtype) for p in self.scale_and_shift())
         kind = np.dtype(self.dtype)
         rank = len(self.shape)

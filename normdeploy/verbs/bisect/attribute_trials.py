@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 
-from ...runtimes.float64_evaluator import Array, NodeChange
+from ...runtimes.float64_evaluator import NodeChange
+from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, attributes_with_defaults, with_attributes
 
 # on one side
@@ -97,7 +98,7 @@ def try_integer_inputs(at: TrialNode) -> Iterator[Trial]:
     if what == "diagonal":
         choices = range(-_FARTHEST_DIAGONAL, _FARTHEST_DIAGONAL + 1)
     elif what == "k":
-        choices = range(min(x.shape[at.stated_integer("axis", -1)] + 1, _MOST_WHOLE) if x.ndim else 0)
+        choices = range(min(x.shape[at.stated_axis(-1)] + 1, _MOST_WHOLE) if x.ndim else 0)
     else:
         kind = "axis"
         choices = range(x.ndim)
@@ -107,18 +108,18 @@ def try_integer_inputs(at: TrialNode) -> Iterator[Trial]:
             yield at.with_inputs(kind, at.describe_other(what, own, other), {i: np.full_like(stored, other)})
 
 
-def try_model_attributes(at: TrialNode, operators: Iterable[str]) -> Iterator[Trial]:
+def try_model_attributes(at: TrialNode) -> Iterator[Trial]:
     """Give a node all attributes of a reference's node of its kind."""
-    for theirs in _iter_similar_nodes(at, operators):
+    for theirs in _iter_similar_nodes(at):
         differs = _differing_attributes(at, attributes_with_defaults(at.exact, theirs))
         if differs:
             told = [describe_two_values(name, at.attributes.get(name), value) for name, value in differs.items()]
             yield at.as_node("attribute", f"{at} has {', '.join(told)}", with_attributes(at.node, differs))
 
 
-def try_model_integers(at: TrialNode, operators: Iterable[str]) -> Iterator[Trial]:
+def try_model_integers(at: TrialNode) -> Iterator[Trial]:
     """Give a node the fixed integers that a reference's node of its kind reads."""
-    for theirs in _iter_similar_nodes(at, operators):
+    for theirs in _iter_similar_nodes(at):
         inputs: dict[int, Array] = {}
         told: list[str] = []
         for i, (mine, other) in enumerate(zip(at.node.input, theirs.input, strict=True)):
@@ -131,9 +132,9 @@ def try_model_integers(at: TrialNode, operators: Iterable[str]) -> Iterator[Tria
             yield at.with_inputs("attribute", f"{at} has {', '.join(told)}", inputs)
 
 
-def _iter_similar_nodes(at: TrialNode, operators: Iterable[str]) -> Iterator[onnx.NodeProto]:
+def _iter_similar_nodes(at: TrialNode) -> Iterator[onnx.NodeProto]:
     own = (at.op, at.node.domain, len(at.node.input))
-    for theirs in at.around.program.onnx_nodes(operators):
+    for theirs in at.around.program.onnx_nodes(at.around.operators):
         if (theirs.op_type, theirs.domain, len(theirs.input)) == own:
             yield theirs
 

@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from ...compare.element_errors import difference_from_float64
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, NotEvaluated, Values, tensor_values
+from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange, NotEvaluated, tensor_values
+from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .difference_analysis import explain_difference
 from .function_trials import find_other_function
@@ -35,7 +36,7 @@ _MOST = 300_000_000
 
 
 def find_cause(
-    exact: Float64Evaluator, known: Values, spot: FaultSpot, program: ReferenceProgram, held: Values, reference: Values
+    exact: Float64Evaluator, known: Arrays, spot: FaultSpot, program: ReferenceProgram, held: Arrays, reference: Arrays
 ) -> Cause:
     """Name the likely cause.
 
@@ -95,7 +96,7 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
     return None
 
 
-def _find_omitted_inside(around: TrialSpot, reference: Values, afresh: SpotRecomputer) -> Cause | None:
+def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecomputer) -> Cause | None:
     """The operator whose result the model has where a node of the spot reads a right tensor."""
     spot = around.spot
     program = around.program
@@ -123,7 +124,7 @@ class SpotRecomputer:
         values: of all that the spot reads and makes, as the file has them.
     """
 
-    def __init__(self, exact: Float64Evaluator, values: Values, spot: FaultSpot) -> None:
+    def __init__(self, exact: Float64Evaluator, values: Arrays, spot: FaultSpot) -> None:
         self._exact = exact
         self._values = values
         self._spot = spot

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, Values
+from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange
+from ...types import Array, Arrays
 from .cause_search import SpotRecomputer
 from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
@@ -31,7 +32,7 @@ class _Swap:
 
 
 def find_wrong_constant(
-    exact: Float64Evaluator, values: Values, spot: FaultSpot, fixed: Values, program: ReferenceProgram
+    exact: Float64Evaluator, values: Arrays, spot: FaultSpot, fixed: Arrays, program: ReferenceProgram
 ) -> Cause | None:
     """Name the constant that explains a spot, the one nearest to where it is stored; of several that do so together
     all.
@@ -67,7 +68,7 @@ def find_wrong_constant(
 
 
 def _iter_foreign_constants(
-    exact: Float64Evaluator, values: Values, places: Iterable[int], fixed: Values
+    exact: Float64Evaluator, values: Arrays, places: Iterable[int], fixed: Arrays
 ) -> Iterator[tuple[str, Array]]:
     """Yield the constants that nodes read and that are none of the model's, in the file's order."""
     for name in dict.fromkeys(name for p in places for name in exact.read_names(exact.nodes[p])):
@@ -101,7 +102,7 @@ def _elementwise_difference(value: Array, own: Array) -> Array:
         return np.where(one == other, 0.0, np.nan_to_num(np.abs(one - other), nan=np.inf))
 
 
-def _similar(value: Array, fixed: Values) -> list[str]:
+def _similar(value: Array, fixed: Arrays) -> list[str]:
     """The model's that may stand in the place of a constant, the nearest first."""
     names = [name for name, own in fixed.items() if _is_comparable(value, own)]
     return sorted(names, key=lambda name: _largest_difference(value, fixed[name]))

@@ -10,12 +10,14 @@ their counterparts again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NotEvaluated, Values, tensor_values
+from ...runtimes.float64_evaluator import Float64Evaluator, NotEvaluated, tensor_values
+from ...types import Array, Arrays
+from ..verify.parameter_orders import squeeze_shape
 from .reference_program import ReferenceProgram
 
 # elements that are looked at first
@@ -48,7 +50,7 @@ class FaultSpot:
     left_out: str = ""
 
 
-def find_counterparts(values: Values, reference: Values, allowed: Mapping[str, float]) -> dict[str, list[str]]:
+def find_counterparts(values: Arrays, reference: Arrays, allowed: Mapping[str, float]) -> dict[str, list[str]]:
     """Tensor of the file -> operators that give the same."""
     by_size: dict[int, list[str]] = {}
     for node, value in reference.items():
@@ -80,94 +82,79 @@ def _reshape_like(value: Array, like: Array) -> Array:
     return value
 
 
-def _squeezed_shape(value: Array) -> list[int]:
-    """The dims that are not one."""
-    return [size for size in value.shape if size != 1]
-
-
+@dataclass(kw_only=True, eq=False)
 class CounterpartSearch:
     """One stretch of the file and of the PyTorch graph, from tensors that are right to ``end``, which is not.
 
-    Args:
-        places: of the file's nodes, in order.
-        known: the right values of what they start from, float64.
-        operators: of the stretch and those that it starts from, with their values in float64 and what is allowed of
-        each.
-        target: the one whose value ``end`` should have.
-        fixed: the model's tensors that depend on no input.
+    ``known``: the right values of what the file's nodes start from, float64. ``reference``: values in float64 of the
+    operators of the stretch, and of ``starts``, with which it begins; ``allowed``: what each may be off by.
+    ``target``: the operator whose value ``end`` should have. ``fixed``: the model's tensors that depend on no input.
     """
 
-    def __init__(
-        self, exact: Float64Evaluator, places: Sequence[int], known: Values, end: str, program: ReferenceProgram,
-        reference: Values,
-        allowed: Mapping[str, float], starts: Iterable[str], target: str, fixed: Values,
-    ) -> None:  # fmt: skip
-        self.exact = exact
-        self.known = known
-        self.end = end
-        self.program = program
-        self.reference = reference
-        self.allowed = allowed
-        self.target = target
-        self.fixed = fixed
-        self.values = exact.evaluate_nodes(places, known)
+    exact: Float64Evaluator
+    program: ReferenceProgram
+    known: Arrays
+    end: str
+    reference: Arrays
+    allowed: Mapping[str, float]
+    starts: Collection[str]
+    target: str
+    fixed: Arrays
+
+    def __post_init__(self) -> None:
+        self.places = self.exact.nodes_between([self.end], self.known.keys())
+        self.values = self.exact.evaluate_nodes(self.places, self.known)
         self.tensors = tensor_values(self.values)
-        self.places = list(places)
-        self.inner = [
-            name
-            for place in places
-            for name in exact.nodes[place].output
-            if name in self.tensors and name not in exact.sizes
-        ]
-        self.found = find_counterparts({name: self.values[name] for name in self.inner}, reference, allowed)
-        self._starts = set(starts)
+        made = {name for place in self.places for name in self.exact.nodes[place].output} - self.exact.sizes
+        inner = {name: value for name, value in self.tensors.items() if name in made}
+        self.found = find_counterparts(inner, self.reference, self.allowed)
+
+    @property
+    def wanted(self) -> Array:
+        """What the end should be."""
+        return _reshape_like(self.reference[self.target], self.values[self.end])
 
     @property
     def matched_operators(self) -> set[str]:
         """The operators whose results are tensors of the file too."""
-        return {node for nodes in self.found.values() for node in nodes} | self._starts
+        return {node for nodes in self.found.values() for node in nodes}.union(self.starts)
 
     def with_equal_shapes(self) -> CounterpartSearch:
         """Return the search that takes no tensor of another shape for a counterpart: a Concat on a wrong axis may give
         the numbers that the model has a transposition later."""
         other = copy.copy(self)
-        shapes = {node: _squeezed_shape(value) for node, value in self.reference.items()}
-        kept = {
-            n: [o for o in nodes if shapes[o] == _squeezed_shape(self.values[n])] for n, nodes in self.found.items()
-        }
-        other.found = {name: nodes for name, nodes in kept.items() if nodes}
+        other.found = {}
+        for name, nodes in self.found.items():
+            shape = squeeze_shape(self.values[name].shape)
+            if kept := [node for node in nodes if squeeze_shape(self.reference[node].shape) == shape]:
+                other.found[name] = kept
         return other
 
     def whole_stretch(self) -> FaultSpot:
         """All nodes from the right tensors to the end."""
-        operators = [n for n in self.reference if n not in self._starts]
-        return replace(self.unmatched_spot(), places=tuple(self.places), node="", operators=tuple(operators))
+        operators = tuple(n for n in self.reference if n not in self.starts)
+        return replace(self.unmatched_spot(), places=tuple(self.places), node="", operators=operators)
 
     def find_spot(self) -> FaultSpot | None:
         """None where the file computes what the model does."""
         if self.target in self.found.get(self.end, ()):
             return None
         suspects = self._suspect_places()
-        strange = self._unmatched_operators()
-        firsts = [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
-        candidates = self._candidate_pairs(suspects, [n for n in firsts if n in self.reference] or strange[:1])
-        best = self._nearest_candidate(suspects, candidates)
+        best = self._nearest_candidate(suspects, self._candidate_pairs(suspects))
         if best is None:
             return self.unmatched_spot()
-        return self._spot_at(suspects, strange, *best)
+        return self._spot_at(suspects, *best)
 
     def unmatched_spot(self) -> FaultSpot:
         """All nodes without a counterpart that lead to the end."""
-        strange = self._unmatched_operators()
-        firsts = [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
         return FaultSpot(
-            tuple(self._suspect_places()),
-            self.end,
-            _reshape_like(self.reference[self.target], self.values[self.end]),
-            self.allowed[self.target],
-            firsts[0] if firsts else "",
-            self.target,
-            tuple(strange),
+            places=tuple(self._suspect_places()),
+            end=self.end,
+            expected=self.wanted,
+            allowed=self.allowed[self.target],
+            node=next(iter(self._first_unmatched()), ""),
+            last=self.target,
+            operators=tuple(self._unmatched_operators()),
         )
 
     def _suspect_places(self) -> list[int]:
@@ -176,51 +163,45 @@ class CounterpartSearch:
 
     def omission_spot(self) -> FaultSpot:
         """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
-        expected = _reshape_like(self.reference[self.target], self.values[self.end])
-        place = self.exact.makers[self.end]
         operators = tuple(self._unmatched_operators()) or (self.target,)
-        return FaultSpot(
-            (place,),
-            self.end,
-            expected,
-            self.allowed[self.target],
-            operators[0],
-            self.target,
-            operators,
+        return replace(
+            self.unmatched_spot(),
+            places=(self.exact.makers[self.end],),
+            node=operators[0],
+            operators=operators,
             left_out=self.end,
         )
 
     def _unmatched_operators(self) -> list[str]:
         """Operators without a counterpart from which paths without one lead to the end."""
-        return [
-            n
-            for n in self.program.operators_between(self.target, self.matched_operators - {self.target})
-            if n in self.reference
-        ]
+        operators = self.program.operators_between(self.target, self.matched_operators - {self.target})
+        return [n for n in operators if n in self.reference]
 
-    def _candidate_pairs(self, suspects: Sequence[int], firsts: Sequence[str]) -> list[tuple[str, str]]:
-        """Tensors of the file that may stand in the place of one of ``firsts`` or of what follows it, the nearest
-        first."""
+    def _first_unmatched(self) -> list[str]:
+        """Those of them that read the result of none."""
+        strange = self._unmatched_operators()
+        return [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
+
+    def _candidate_pairs(self, suspects: Sequence[int]) -> list[tuple[str, str]]:
+        """Tensors of the file that may stand in the place of a first operator without a counterpart, or of what
+        follows it, the nearest first."""
         if not suspects:
             return []
-        head = self.exact.nodes[suspects[0]]
-        names = [n for n in self.exact.read_names(head) if n in self.tensors and n not in self.exact.sizes]
-        names += [
-            o
-            for place in suspects[:_NEAR]
-            for o in self.exact.nodes[place].output
-            if o in self.tensors and o != self.end
-        ]
-        names += [
-            n for place in suspects[:_NEAR] for n in self.exact.read_names(self.exact.nodes[place]) if n in self.found
-        ]
-        sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
-        after = list(dict.fromkeys([*firsts, *self._unmatched_operators()[:_OPERATORS]]))
-        # What a comparison gives is no tensor of numbers.
-        numbers = [node for node in after if self.reference[node].dtype.kind == "f"]
-        return [(name, node) for name, size in sizes.items() for node in numbers if self.reference[node].size == size][
-            :_TRIALS
-        ]
+        near = [self.exact.nodes[place] for place in suspects[:_NEAR]]
+        names = [n for n in self.exact.read_names(near[0]) if n in self.tensors and n not in self.exact.sizes]
+        names += [o for node in near for o in node.output if o in self.tensors and o != self.end]
+        names += [n for node in near for n in self.exact.read_names(node) if n in self.found]
+        strange = self._unmatched_operators()
+        operators = dict.fromkeys([*(self._first_unmatched() or strange[:1]), *strange[:_OPERATORS]])
+        pairs = list[tuple[str, str]]()
+        for name in dict.fromkeys(names):
+            value = self.values[name]
+            for node in operators:
+                other = self.reference[node]
+                # What a comparison gives is no tensor of numbers.
+                if value.dtype.kind == other.dtype.kind == "f" and value.size == other.size:
+                    pairs.append((name, node))
+        return pairs[:_TRIALS]
 
     def _nearest_candidate(
         self, suspects: Sequence[int], candidates: Sequence[tuple[str, str]]
@@ -254,20 +235,25 @@ class CounterpartSearch:
         behind = (any(n not in copies and order[n] > order[node] for n in nodes) for nodes in again.values())
         return sum(behind) / max(len(after), 1)
 
-    def _spot_at(self, suspects: Sequence[int], strange: Sequence[str], name: str, node: str) -> FaultSpot:
+    def _spot_at(self, suspects: Sequence[int], name: str, node: str) -> FaultSpot:
+        strange = self._unmatched_operators()
         operators = tuple(n for n in self.program.operators_between(node, self.matched_operators) if n in strange)
-        first = operators[0] if operators else node
-        expected = _reshape_like(self.reference[node], self.values[name])
-        made = [
-            p for p in self.exact.nodes_between([name], self.found.keys() | self.known.keys()) if p in set(suspects)
-        ]
-        if made:
-            return FaultSpot(tuple(made), name, expected, self.allowed[node], first, node, operators)
-        reader = next(p for p in suspects if name in self.exact.read_names(self.exact.nodes[p]))
-        values = self.exact.evaluate_nodes(
-            [reader],
-            {k: v for k, v in self.values.items() if k not in self.exact.nodes[reader].output} | {name: expected},
+        made = self.exact.nodes_between([name], self.found.keys() | self.known.keys())
+        spot = FaultSpot(
+            places=tuple(p for p in made if p in set(suspects)),
+            end=name,
+            expected=_reshape_like(self.reference[node], self.values[name]),
+            allowed=self.allowed[node],
+            node=operators[0] if operators else node,
+            last=node,
+            operators=operators,
         )
-        end = self.exact.nodes[reader].output[0]
-        same = find_counterparts({end: values[end]}, self.reference, self.allowed).get(end, [node])
-        return FaultSpot((reader,), end, values[end], self.allowed[same[0]], first, node, operators, left_out=name)
+        if spot.places:
+            return spot
+        reader = next(p for p in suspects if name in self.exact.read_names(self.exact.nodes[p]))
+        outputs = self.exact.nodes[reader].output
+        known = {k: v for k, v in self.values.items() if k not in outputs} | {name: spot.expected}
+        end = outputs[0]
+        expected = self.exact.evaluate_nodes([reader], known)[end]
+        same = find_counterparts({end: expected}, self.reference, self.allowed).get(end, [node])
+        return replace(spot, places=(reader,), end=end, expected=expected, allowed=self.allowed[same[0]], left_out=name)

@@ -7,18 +7,18 @@ no range ends but at 0, which is how ReLU is written without a node. What is sti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from ...errors import GraphError
-from ...evaluate.evaluator_core import Array
 from ...evaluate.quantize_ops import finite_limits
 from ...graphs.proto_queries import captured_names
 from ...graphs.quantization_info import DEQUANTIZE, DYNAMIC, QUANTIZE, GraphQuantization, is_quantization_node
 from ...storage.proto_traversal import copy_model, iter_subgraphs
+from ...types import Array, Arrays
 
 # and a number: the suffix of a node that is one of several written for one
 _PART = "#part"
@@ -27,7 +27,7 @@ BEFORE_RELU = "_before_relu"
 _PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 
-def remove_quantization(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelProto:
     """Write ``proto`` without its quantization.
 
     Args:
@@ -151,7 +151,7 @@ def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
 
 
 def _write_float_product(
-    graph: onnx.GraphProto, q: GraphQuantization, node: onnx.NodeProto, weights: Mapping[str, Array]
+    graph: onnx.GraphProto, q: GraphQuantization, node: onnx.NodeProto, weights: Arrays
 ) -> onnx.NodeProto:
     """Write a product of integers as one of floats, the weight without its zero point."""
     maker = q.makers.get(node.input[0])

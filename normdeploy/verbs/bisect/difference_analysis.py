@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array, Values
+from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .trial_changes import Cause, TrialSpot
 
@@ -20,7 +20,7 @@ _MOST_PLACES = 16
 _MOST_COMPARED = 10_000_000
 
 
-def explain_difference(around: TrialSpot, reference: Values) -> Cause:
+def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
     """Name what turns a result into the right one.
 
     Args:
@@ -51,7 +51,7 @@ def explain_difference(around: TrialSpot, reference: Values) -> Cause:
     return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")
 
 
-def _iter_branches(around: TrialSpot, reference: Values) -> Iterator[tuple[Array, str]]:
+def _iter_branches(around: TrialSpot, reference: Arrays) -> Iterator[tuple[Array, str]]:
     """Yield what an operator joins with the result, a residual or a gate: of the model's results, then its inputs."""
     program = around.program
     spot = around.spot

@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from ...precision.type_conversion import initializer_values
-from ...runtimes.float64_evaluator import Array
 from ...storage.proto_traversal import copy_model
-from ..verify.model_tensors import model_tensors_by_name
+from ...types import Arrays
 from ..verify.reference_models import Original
 from .folded_norms import fold_parameters
 from .reference_program import ReferenceProgram
-from .stale_weights import holds_same_numbers, is_rounded_copy
+from .stale_weights import file_weights, holds_same_numbers, is_rounded_copy, model_parameters
 from .trial_changes import Cause
 
 
@@ -33,13 +31,13 @@ class ModuleExchange:
 
 def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.ModelProto) -> Iterator[ModuleExchange]:
     """Exchange the weights of two modules that the file reads in another order than the model, the largest first."""
-    parameters = {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
+    parameters = model_parameters(model)
     stored = parameters | {name: fold.right for name, fold in fold_parameters(model, parameters).items()}
-    kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
+    kept = file_weights(proto)
     sources = {
         name: [source for source, value in stored.items() if holds_same_numbers(value, kept[name])]
         for name in dict.fromkeys(name for node in proto.graph.node for name in node.input)
-        if name in kept and kept[name].dtype.kind == "f" and kept[name].size > 1
+        if name in kept
     }
     # What several modules have alike, as biases of 0, tells no place.
     first = {found[0]: name for name, found in reversed(sources.items()) if len(found) == 1}
@@ -69,7 +67,7 @@ def _belongs_to(name: str, module: str) -> bool:
     return name.startswith(f"{module}.")
 
 
-def _iter_module_pairs(parameters: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
+def _iter_module_pairs(parameters: Arrays) -> Iterator[tuple[str, str]]:
     """Yield each two modules whose parameters have the same names and shapes, those with most first."""
     inside: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in parameters.items():
@@ -82,7 +80,7 @@ def _iter_module_pairs(parameters: Mapping[str, Array]) -> Iterator[tuple[str, s
 
 
 def _exchange_weights(
-    proto: onnx.ModelProto, one: str, other: str, sources: Mapping[str, list[str]], stored: Mapping[str, Array]
+    proto: onnx.ModelProto, one: str, other: str, sources: Mapping[str, list[str]], stored: Arrays
 ) -> onnx.ModelProto:
     changed = copy_model(proto)
     for tensor in changed.graph.initializer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,16 +11,16 @@ import onnx
 from ...compare.element_errors import difference_from_float64
 from ...compare.ulp_spacing import allowed_beside_eager
 from ...graphs.file_graph import widen_to_float64
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, NotEvaluated, inferred_dtypes
-from ..verify.output_results import OutputResult
+from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange, NotEvaluated, inferred_dtypes
+from ...types import Arrays
 from ..verify.reference_models import Original
 from .attribute_trials import try_model_attributes, try_model_integers
 from .counterpart_search import FaultSpot
-from .fault_tracing import Fault
+from .fault_tracing import Fault, FaultyOutput
 from .reference_program import ReferenceProgram, open_program
 from .reference_tensors import open_inner_tensors
 from .runtime_faults import Float32Trial
-from .trial_changes import Cause, Trial, TrialNode, TrialSpot
+from .trial_changes import Cause, Trial, TrialSpot
 
 # nodes that stop a file
 _MOST = 5
@@ -35,16 +35,14 @@ class _FailingNode:
 
     place: int
     message: str
-    known: Mapping[str, Array]
+    known: Arrays
 
 
-def find_failing_nodes(
-    model: Original, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
-) -> list[Fault]:
+def find_failing_nodes(model: Original, proto: onnx.ModelProto, subject: FaultyOutput) -> list[Fault]:
     """Name the nodes that ONNX's definition can't compute; none if it can compute all."""
     exact = Float64Evaluator(proto, inferred_dtypes(proto))
     program = open_program(model)
-    known: Mapping[str, Array] = {name: widen_to_float64(value) for name, value in feeds.items()}
+    known: Arrays = {name: widen_to_float64(value) for name, value in subject.feeds.items()}
     change = NodeChange()
     found = list[tuple[_FailingNode, Cause]]()
     while (at := _run_until_failure(exact, known, change)) is not None and len(found) < _MOST:
@@ -52,13 +50,13 @@ def find_failing_nodes(
         found.append((at, cause))
         if cause.kind == "unknown":
             break
-    right = bool(found) and at is None and _is_right(exact, program, model, result.output, feeds, change)
-    return [
-        _make_fault(exact, result, case, stop, cause, mended=right and stop is found[-1][0]) for stop, cause in found
-    ]
+    faults = [_make_fault(exact, subject, stop, cause) for stop, cause in found]
+    if faults and at is None and _is_right(exact, program, model, subject, change):
+        faults[-1] = replace(faults[-1], mended=True, mended_error=0.0)
+    return faults
 
 
-def _run_until_failure(exact: Float64Evaluator, known: Mapping[str, Array], change: NodeChange) -> _FailingNode | None:
+def _run_until_failure(exact: Float64Evaluator, known: Arrays, change: NodeChange) -> _FailingNode | None:
     """Compute the file up to the first node that can't be computed; None where all can."""
     for place in range(len(exact.nodes)):
         try:
@@ -73,12 +71,9 @@ def _find_mending_change(
 ) -> tuple[Cause, NodeChange]:
     """Find a change of the node, or of a shape in front of it, with which it can be computed."""
     before = [p for p in exact.nodes_between(exact.nodes[stop.place].output) if exact.nodes[p].op_type in _SHAPED]
-    places = dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]])
-    # What is right there is not known.
-    nowhere = FaultSpot(tuple(places), "", np.zeros(0), 0.0)
     inputs = {name: value for name, value in stop.known.items() if name not in exact.makers}
-    for at in TrialSpot(exact, {}, nowhere, program).nodes:
-        for trial in _iter_trials(at):
+    for place in dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]]):
+        for trial in _iter_trials(exact, program, place):
             nodes = {**change.nodes, **trial.change.nodes}
             both = NodeChange(nodes=nodes, inputs={**change.inputs, **trial.change.inputs})
             after = _run_until_failure(exact, inputs, both)
@@ -87,12 +82,16 @@ def _find_mending_change(
     return Cause("unknown", f"it does not run on these inputs: {stop.message}", stop.place), change
 
 
-def _iter_trials(at: TrialNode) -> Iterator[Trial]:
+def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
     """Yield what the reference's node of the same result has, then shapes with a dim that the input tells."""
-    order = at.around.program.order
-    for operators in ([name for name in at.node.output if name in order], order):
-        yield from try_model_integers(at, operators)
-        yield from try_model_attributes(at, operators)
+    same = [name for name in exact.nodes[place].output if name in program.order]
+    # What is right there is not known.
+    spot = FaultSpot((place,), "", np.zeros(0), 0.0)
+    for operators in (same, program.order):
+        around = TrialSpot(exact, {}, replace(spot, operators=tuple(operators)), program)
+        yield from try_model_integers(around.node_at(place))
+        yield from try_model_attributes(around.node_at(place))
+    at = TrialSpot(exact, {}, spot, program).node_at(place)
     stated = at.fixed_input(1, "iu")
     if at.op not in _SHAPED or stated is None:
         return
@@ -111,19 +110,15 @@ def _iter_trials(at: TrialNode) -> Iterator[Trial]:
 
 
 def _is_right(
-    exact: Float64Evaluator,
-    program: ReferenceProgram,
-    model: Original,
-    output: str,
-    feeds: Mapping[str, Array],
-    change: NodeChange,
+    exact: Float64Evaluator, program: ReferenceProgram, model: Original, subject: FaultyOutput, change: NodeChange
 ) -> bool:
     """Whether the output is the model's with a change."""
+    output = subject.result.output
     end = program.output_operator(output)
-    insides = open_inner_tensors(model, feeds, "")
+    insides = open_inner_tensors(model, subject.feeds, "")
     reference = insides.reference_values([end])[end]
     eager = insides.eager_values([end])[end]
-    known = {name: widen_to_float64(value) for name, value in feeds.items()}
+    known = {name: widen_to_float64(value) for name, value in subject.feeds.items()}
     got = exact.evaluate_nodes(exact.nodes_between([output]), known, change)[output]
     if got.shape != reference.shape:
         return False
@@ -133,22 +128,14 @@ def _is_right(
     return not found.reason and found.error <= allowed_beside_eager(eager, reference, np.dtype(np.float32))
 
 
-def _make_fault(
-    exact: Float64Evaluator, result: OutputResult, case: str, stop: _FailingNode, cause: Cause, *, mended: bool
-) -> Fault:
-    place = stop.place if cause.place is None else cause.place
-    node = exact.nodes[place]
-    fault = Fault(
+def _make_fault(exact: Float64Evaluator, subject: FaultyOutput, stop: _FailingNode, cause: Cause) -> Fault:
+    node = exact.nodes[stop.place if cause.place is None else cause.place]
+    result = subject.result
+    return Fault(
         runtime=result.runtime,
-        case=case,
-        module="",
+        case=subject.case,
         tensor=exact.nodes[stop.place].output[0],
         nodes=(f"{node.op_type} {node.name}".strip(),),
-        operator="",
-        wrong="file",
-        error=0.0,
-        allowed=0.0,
-        scale=0.0,
         reason=f"not computed: {stop.message}",
         kind=cause.kind,
         cause=cause.text,
@@ -158,6 +145,3 @@ def _make_fault(
         output_allowed=result.allowed,
         output_reason="the file does not run",
     )
-    if mended:
-        return replace(fault, mended=True, mended_error=0.0)
-    return fault

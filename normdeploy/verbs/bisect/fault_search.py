@@ -12,9 +12,9 @@ import onnx
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
-from ...runtimes.float64_evaluator import Array, NotEvaluated, tensor_values
+from ...runtimes.float64_evaluator import NotEvaluated, tensor_values
+from ...types import Array
 from ..verify.model_tensors import model_tensors_by_name
-from ..verify.tensor_drift import DriftPoint
 from .cause_search import SpotRecomputer
 from .counterpart_search import FaultSpot
 from .exchanged_modules import iter_exchanges
@@ -36,41 +36,44 @@ class FaultSearch(FaultTracer):
 
     def faults(self) -> list[Fault]:
         """Those that make the output wrong: never none where it is."""
-        point = self.output_error()
-        if point:
+        whole = self.output_error()
+        if whole:
             return []
-        whole = self._find_global_fault(point)
-        if whole is not None:
-            return [whole]
-        named = self._find_successive_faults(point)
+        self.at_output = whole
+        everywhere = self._find_global_fault()
+        if everywhere is not None:
+            return [everywhere]
+        named = self._find_successive_faults()
         if len(named) == 1 and named[0].mended and named[0].kind != "unknown":
             return named
         if self._doubted and not (named and named[-1].mended):
-            named = self._find_joint_faults(point) or named
+            self.at_output = whole
+            named = self._find_joint_faults() or named
         self._bench.held.clear()
-        together = self._find_exchanged_tensors(point)
+        self.at_output = whole
+        together = self._find_exchanged_tensors()
         if together is not None:
             self.notes.clear()
             return [together]
         if all(fault.kind == "unknown" and not fault.mended for fault in named):
             self.notes.clear()
-            return named or [self.stretch_fault(point, "no single change explains it")]
+            return named or [self._stretch_fault("no single change explains it")]
         return named
 
-    def _find_joint_faults(self, point: DriftPoint) -> list[Fault]:
+    def _find_joint_faults(self) -> list[Fault]:
         """Faults that make the output more wrong when one is mended alone, as of queries and keys; [] if all mended do
         not make it right."""
         notes = list(self.notes)
         self.notes.clear()
         self._bench.held.clear()
         self._first = FirstWrongSearch(self._bench, self._pairs, self._exact, self._progress)
-        named = self._find_successive_faults(point, keeps_worse=True)
+        named = self._find_successive_faults(keeps_worse=True)
         if named and named[-1].mended:
             return named
         self.notes[:] = notes
         return []
 
-    def _find_successive_faults(self, point: DriftPoint, *, keeps_worse: bool = False) -> list[Fault]:
+    def _find_successive_faults(self, *, keeps_worse: bool = False) -> list[Fault]:
         """The first fault, and with it mended the next.
 
         Args:
@@ -78,23 +81,21 @@ class FaultSearch(FaultTracer):
         """
         named = list[Fault]()
         for _ in range(MOST):
-            if point:
+            if self.at_output:
                 break
             try:
-                trace = self.trace_fault(point)
+                trace = self.trace_fault()
             except NotEvaluated as refusal:
-                named.append(self.stretch_fault(point, str(refusal)))
+                named.append(self._stretch_fault(str(refusal)))
                 break
             fault = trace.fault
             mends = self._mending_values(trace)
             if mends is None:
-                at_end = fault.tensor == self._output and trace.right is not None
-                fault = replace(
-                    fault,
-                    mended=at_end or bool(fault.widened.mends),
-                    mended_error=0.0 if at_end else fault.widened.error,
-                )
-                _add_fault(named, self._keep_reproduction(trace, fault))
+                if fault.tensor == self._output and trace.right is not None:
+                    fault = replace(fault, mended=True, mended_error=0.0)
+                else:
+                    fault = replace(fault, mended=bool(fault.widened.mends), mended_error=fault.widened.error)
+                self._add_fault(named, fault, trace)
                 break
             before = self._value
             held = dict(self._bench.held)
@@ -102,29 +103,37 @@ class FaultSearch(FaultTracer):
             after = self.output_error()
             is_kept = keeps_worse and fault.kind != "unknown"
             is_inner = trace.wrong in self._first.pairs and trace.wrong != self._output
-            if is_worse(after, point) and is_inner and not is_kept:
+            if is_worse(after, self.at_output) and is_inner and not is_kept:
                 self._bench.held = held
                 self._doubted.append(trace)
                 # no pair: what was taken for the right value is another tensor's
                 self._first.drop(trace.wrong)
                 continue
             self._first.clear_points()
-            if self._has_integer_output or is_output_changed(before, self._value, point.allowed):
+            if self._has_integer_output or is_output_changed(before, self._value, self.at_output.allowed):
                 error = None if after.reason else after.error
-                _add_fault(
-                    named, self._keep_reproduction(trace, replace(fault, mended=bool(after), mended_error=error))
-                )
+                self._add_fault(named, replace(fault, mended=bool(after), mended_error=error), trace)
             else:
                 self.notes.append(
                     f"{fault.tensor!r} of {fault.module or 'the model itself'} is off too ({fault.cause}), which the"
                     " output does not feel"
                 )
-            point = after
+            self.at_output = after
         if named and not named[-1].mended:
             self.notes.append(
                 f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
             )
         return named
+
+    def _add_fault(self, named: list[Fault], fault: Fault, trace: FaultTrace) -> None:
+        """Add a fault; what was found before is one with it: a node of several results, or one that several nodes
+        read."""
+        self.reproduction = self.reproduction or trace.reproduction
+        for i, other in enumerate(named):
+            if (other.nodes, other.kind, other.cause) == (fault.nodes, fault.kind, fault.cause):
+                named[i] = replace(other, mended=fault.mended, mended_error=fault.mended_error)
+                return
+        named.append(fault)
 
     def _mending_values(self, trace: FaultTrace) -> dict[str, Array] | None:
         """What is held to mend a fault; None where the type of its tensor can't hold that, and at the output."""
@@ -139,7 +148,7 @@ class FaultSearch(FaultTracer):
             return {tensor: stored}
         return None
 
-    def _find_exchanged_tensors(self, at_output: DriftPoint) -> Fault | None:
+    def _find_exchanged_tensors(self) -> Fault | None:
         """The fault of a file in which two tensors of one source stand in each other's place: each mended alone leaves
         the output as wrong."""
         target = self._program.output_operator(self._output)
@@ -153,77 +162,62 @@ class FaultSearch(FaultTracer):
         if expected.size != values[self._output].size:
             return None
         expected = expected.reshape(values[self._output].shape)
-        spot = FaultSpot(tuple(places), self._output, expected, at_output.allowed)
+        spot = FaultSpot(tuple(places), self._output, expected, self.at_output.allowed)
         afresh = SpotRecomputer(self._exact, values, spot)
         tensors = tensor_values(values)
         for trial in try_exchanged_tensors(self._exact, iter_same_source_siblings(self._exact, tensors), tensors):
             error = afresh.largest_error(trial.change)
             if error <= spot.allowed:
-                names = trial.cause.held.keys()
-                made = sorted({self._exact.makers[name] for name in names if name in self._exact.makers})
-                fault = self._make_fault(
-                    self._module_of_places(made), self._output, made, "file", at_output, trial.cause, at_output
-                )
-                return replace(fault, mended=True, mended_error=error)
+                names = trial.cause.held.keys() & self._exact.makers.keys()
+                made = sorted({self._exact.makers[name] for name in names})
+                return self._make_whole_fault(made, trial.cause, error, module=None)
         return None
 
-    def stretch_fault(self, at_output: DriftPoint, why: str) -> Fault:
+    def _stretch_fault(self, why: str) -> Fault:
         """The nodes between the last tensors that are right and the first that is not."""
         first = FirstWrongSearch(self._bench, self._pairs, self._exact, self._progress)
         tensor = first.find(self._output)
         starts = [name for name in first.compared_predecessors(tensor) if name != tensor]
         places = self._exact.nodes_between([tensor], set(starts))
-        point = first.points.get(tensor) or at_output
         before = ", ".join(map(repr, starts)) or "the inputs"
         cause = Cause("unknown", f"{why}; it lies between {before}, right, and {tensor!r}, which is wrong")
         node = first.pairs[tensor].node if tensor in first.pairs else ""
-        path = self._module_of_places(places) or self._program.module_of(node)
-        return self._make_fault(path, tensor, places, "file", point, cause, at_output)
+        module = self._module_of_places(places) or self._program.module_of(node)
+        return self._make_fault(tensor, places, cause, first.points.get(tensor) or self.at_output, module=module)
 
-    def _find_global_fault(self, at_output: DriftPoint) -> Fault | None:
+    def _find_global_fault(self) -> Fault | None:
         """The fault of a file that is wrong all over: of another state of the model, or in training mode."""
+        nodes = self._exact.nodes
         replacement = replace_weights(self._model, self._bench.proto)
         if replacement.cause is not None and (error := self._error_of_file(replacement.proto)) is not None:
-            places = [p for p, node in enumerate(self._exact.nodes) if set(replacement.names) & set(node.input)]
-            return self._make_global_fault(places, replacement.cause, at_output, error)
+            places = [p for p, node in enumerate(nodes) if set(replacement.names) & set(node.input)]
+            return self._make_whole_fault(places, replacement.cause, error)
         for exchange in islice(iter_exchanges(self._model, self._program, self._bench.proto), _MOST_EXCHANGES):
             if (error := self._error_of_file(exchange.proto)) is not None:
-                places = [
-                    next(p for p, n in enumerate(self._exact.nodes) if name in n.input) for name in exchange.names
-                ]
-                return self._make_global_fault(places, exchange.cause, at_output, error)
+                places = [next(p for p, n in enumerate(nodes) if name in n.input) for name in exchange.names]
+                return self._make_whole_fault(places, exchange.cause, error)
         changed, results = with_eval_mode(self._bench.proto, model_tensors_by_name(self._model))
         if results and (error := self._error_of_file(changed)) is not None:
             places = [self._exact.makers[name] for name in results]
             text = f"{len(places)} BatchNormalizations are in training mode: they take {BATCH}"
-            return self._make_global_fault(places, Cause("training mode", text), at_output, error)
+            return self._make_whole_fault(places, Cause("training mode", text), error)
         return None
 
     def _error_of_file(self, changed: onnx.ModelProto) -> float | None:
         """What the output of a changed file is off by; None where it is wrong or can't be run."""
-        proto = self._bench.proto
-        value = self._value
-        self._bench.proto = changed
         try:
-            after = self.output_error()
+            with self._running(changed):
+                after = self.output_error()
         except (GraphError, InputError, RuntimeUnavailable):
             return None
-        finally:
-            self._bench.proto = proto
-            self._value = value
         if after:
             return after.error
         return None
 
-    def _make_global_fault(
-        self, places: Sequence[int], cause: Cause, at_output: DriftPoint, mended_error: float
-    ) -> Fault:
-        fault = self._make_fault("", self._output, places, "file", at_output, cause, at_output)
-        return replace(fault, mended=True, mended_error=mended_error)
-
-    def _keep_reproduction(self, trace: FaultTrace, fault: Fault) -> Fault:
-        self.reproduction = self.reproduction or trace.reproduction
-        return fault
+    def _make_whole_fault(self, places: Sequence[int], cause: Cause, error: float, module: str | None = "") -> Fault:
+        """Return a fault that shows at the output alone, which ``error`` is left of once it is mended."""
+        fault = self._make_fault(self._output, places, cause, self.at_output, module=module)
+        return replace(fault, mended=True, mended_error=error)
 
     @property
     def compared_tensors(self) -> list[str]:
@@ -234,12 +228,3 @@ class FaultSearch(FaultTracer):
     def _has_integer_output(self) -> bool:
         """Whether the output holds integers: one that stays what it was does not tell how far a fault reaches."""
         return self._value is not None and self._value.dtype.kind in "iub"
-
-
-def _add_fault(named: list[Fault], fault: Fault) -> None:
-    """Add a fault; what was found before is one with it: a node of several results, or one that several nodes read."""
-    for i, other in enumerate(named):
-        if (other.nodes, other.kind, other.cause) == (fault.nodes, fault.kind, fault.cause):
-            named[i] = replace(other, mended=fault.mended, mended_error=fault.mended_error)
-            return
-    named.append(fault)

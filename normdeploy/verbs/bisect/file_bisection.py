@@ -19,7 +19,6 @@ design, and its quantizers say by how much.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
@@ -35,12 +34,13 @@ from ...findings.rendering import Renderable
 from ...inputs.input_cases import InputCase, Inputs, read_inputs
 from ...runtimes.float64_evaluator import NotEvaluated, inline_functions
 from ...storage.onnx_files import load_onnx
-from ...types import Progress
+from ...types import PathLike, Progress
 from ..build.build_function import Engine
+from ..verify.compared_files import open_files_of_model
 from ..verify.comparison_result import Comparison
 from ..verify.compute_budget import ComparisonBudget
 from ..verify.file_comparison import compare_files
-from ..verify.input_plan import open_files_of_model, plan_inputs
+from ..verify.input_plan import plan_inputs
 from ..verify.io_matching import Map, rename_ends
 from ..verify.output_results import OutputResult
 from ..verify.quantization_budget import ROUNDED, UNROUNDED
@@ -48,7 +48,7 @@ from ..verify.reference_models import OWN, FileModel, Original
 from ..verify.runtime_candidates import OFF, ON, STEPWISE, NotRun
 from .failing_nodes import find_failing_nodes
 from .fault_search import FaultSearch
-from .fault_tracing import CUDA, Fault
+from .fault_tracing import CUDA, Fault, FaultyOutput
 from .preprocessing import find_preprocessing
 from .quantized_search import QuantizedSearch
 from .reproduction import Reproduction
@@ -87,7 +87,7 @@ class Bisection(Renderable):
         told = {name: [asdict(v) for v in getattr(self, name)] for name in ("faults", "not_searched")}
         return {"ok": bool(self), **told, "notes": list(self.notes), "seconds": self.seconds}
 
-    def write(self, folder: str | os.PathLike[str]) -> Path | None:
+    def write(self, folder: PathLike) -> Path | None:
         """The smallest failing model of the first fault as ``folder`` (``normdeploy.verbs.bisect.reproduction``); None
         where there is no fault.
 
@@ -107,9 +107,9 @@ class Bisection(Renderable):
 
 def search_faults(
     model: Original,
-    onnx_path: str | os.PathLike[str],
+    onnx_path: PathLike,
     *,
-    engines: Sequence[Engine | str | os.PathLike[str]] = (),
+    engines: Sequence[Engine | PathLike] = (),
     seeds: int = 3,
     inputs: Inputs | None = None,
     names: Map = (),
@@ -174,17 +174,8 @@ def search_faults(
                 case = next((c for c in cases if c.name == chosen.case), cases[0])
                 usual = [c.make() for c in cases if c.kind == "random"]
                 calibrated = () if subject.steps is None else subject.steps.calibrated
-                faults += QuantizedSearch(
-                    model,
-                    proto,
-                    chosen,
-                    case.name,
-                    case.make(),
-                    usual=usual,
-                    calibrated=calibrated,
-                    progress=progress,
-                    altered=altered,
-                ).faults()
+                output = FaultyOutput(chosen, case.name, case.make(), altered)
+                faults += QuantizedSearch(model, proto, output, usual, calibrated, progress).faults()
                 notes += [] if faults and faults[-1].mended else [_UNNAMED]
             else:
                 hunt = _open_search(model, proto, chosen, cases, progress, altered)
@@ -214,14 +205,10 @@ def _find_input_faults(
         yield Fault(
             runtime=result.runtime,
             case=case.name,
-            module="",
             tensor=found.tensor,
             nodes=tuple(f"{n.op_type} {n.name}".strip() for n in readers),
-            operator="",
-            wrong="file",
             error=result.max_abs_error,
             allowed=result.allowed,
-            scale=0.0,
             reason=result.reason,
             kind="preprocessing",
             cause=found.text,
@@ -243,7 +230,7 @@ def _find_failing_nodes(
     case = next((case for case in cases if lost is not None and case.name == lost.case), None)
     if lost is None or case is None:
         return []
-    return find_failing_nodes(model, proto, lost, case.name, case.make())
+    return find_failing_nodes(model, proto, FaultyOutput(lost, case.name, case.make(), {}))
 
 
 def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
@@ -310,12 +297,15 @@ def _open_search(
 ) -> FaultSearch:
     """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
     is not."""
-    first = FaultSearch(model, proto, result, cases[0].name, cases[0].make(), progress, altered)
+
+    def search_on(case: InputCase) -> FaultSearch:
+        return FaultSearch(model, proto, FaultyOutput(result, case.name, case.make(), altered), progress)
+
+    first = search_on(cases[0])
     try:
         if cases[0].name == result.case or not first.output_error():
             return first
     except (GraphError, InputError):
         # A model that states a dim as open may run at one size alone, which others of verify's inputs have.
         pass
-    worst = next((case for case in cases if case.name == result.case), cases[0])
-    return FaultSearch(model, proto, result, worst.name, worst.make(), progress, altered)
+    return search_on(next((case for case in cases if case.name == result.case), cases[0]))

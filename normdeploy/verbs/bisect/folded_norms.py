@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array, Values
-from ..verify.model_tensors import BatchNorm, iter_batch_norms
+from ...types import Array, Arrays
+from ..verify.model_tensors import BatchNorm, NormVectors, iter_batch_norms
 from ..verify.reference_models import Original
 
 # Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
@@ -67,10 +67,7 @@ class FoldedTensor:
                 variances = (self.variance + self.epsilon) / np.square(ratio) - self.epsilon
                 gammas = self.gamma * ratio
             for what, own, solved in (("running_var", self.variance, variances), ("weight", self.gamma, gammas)):
-                if large.any():
-                    value = float(np.median(solved[large]))
-                else:
-                    value = np.nan
+                value = float(np.median(solved[large])) if large.any() else np.nan
                 if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
                     return (
                         f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
@@ -85,66 +82,54 @@ class FoldedTensor:
                 ratio = (laid - self.offset) / own
                 solved = (self.variance + self.epsilon) / np.square(ratio) - self.variance
                 large = np.abs(own) > np.abs(own).max(initial=0) / 8
-                if large.any():
-                    epsilon = float(np.median(solved[large]))
-                else:
-                    epsilon = np.nan
+                epsilon = float(np.median(solved[large])) if large.any() else np.nan
             if np.isfinite(epsilon) and epsilon > 0:
                 # People write epsilons of a digit or two; rounding leaves what was solved beside them.
                 yield float(f"{epsilon:.3g}")
                 yield epsilon
 
 
-def fold_parameters(model: Original, parameters: Values) -> dict[str, FoldedTensor]:
+def fold_parameters(model: Original, parameters: Arrays) -> dict[str, FoldedTensor]:
     """Return the weights and biases among ``parameters`` with each BatchNorm of their width folded in, by a name that
     tells both."""
     folds: dict[str, FoldedTensor] = {}
     for norm in iter_batch_norms(model):
-        variance = parameters.get(norm.variance or "")
-        if variance is not None:
-            folds |= _fold_with_norm(norm, variance.astype(np.float64).reshape(-1), parameters)
+        vectors = norm.read_vectors(parameters)
+        if vectors is not None:
+            folds |= _fold_with_norm(norm, vectors, parameters)
     return folds
 
 
-def _fold_with_norm(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, FoldedTensor]:
-    def norm_vector(name: str | None, default: float) -> Array:
-        own = parameters.get(name or "")
-        if own is None:
-            return np.full(variance.size, default)
-        return own.astype(np.float64).reshape(-1)
-
-    gamma = norm_vector(norm.weight, 1.0)
-    scale = gamma / np.sqrt(variance + norm.epsilon)
-    mean = norm_vector(norm.mean, 0.0)
-    shift = norm_vector(norm.bias, 0.0)
-    folds: dict[str, FoldedTensor] = {}
+def _fold_with_norm(norm: BatchNorm, vectors: NormVectors, parameters: Arrays) -> dict[str, FoldedTensor]:
     own = {norm.weight, norm.bias, norm.mean, norm.variance}
-    biases = {"no bias": np.zeros(variance.size)}
+    channels = vectors.variance.size
+    biases = {"no bias": np.zeros(channels)}
+    folds: dict[str, FoldedTensor] = {}
     for name, value in parameters.items():
         if name in own:
             continue
         for axis, told in ((0, "folded"), (1, "folded as of a ConvTranspose")):
-            if value.ndim > 1 + axis and value.shape[axis] == variance.size:
+            if value.ndim > 1 + axis and value.shape[axis] == channels:
                 column = [-1 if dim == axis else 1 for dim in range(value.ndim)]
                 folds[f"{name} with the BatchNorm {norm.owner} {told}"] = FoldedTensor(
                     owner=norm.owner,
                     epsilon=norm.epsilon,
-                    right=value * scale.reshape(column),
+                    right=value * vectors.scale.reshape(column),
                     offset=np.zeros(1),
-                    variance=variance.reshape(column),
-                    gamma=gamma.reshape(column),
+                    variance=vectors.variance.reshape(column),
+                    gamma=vectors.gamma.reshape(column),
                     transposed=axis == 1,
                 )
-        if value.size == variance.size:
+        if value.size == channels:
             biases[name] = value.astype(np.float64).reshape(-1)
     for name, value in biases.items():
         folds[f"{name} with the BatchNorm {norm.owner} folded"] = FoldedTensor(
             owner=norm.owner,
             epsilon=norm.epsilon,
-            right=(value - mean) * scale + shift,
-            offset=shift,
-            variance=variance,
-            gamma=gamma,
+            right=(value - vectors.mean) * vectors.scale + vectors.shift,
+            offset=vectors.shift,
+            variance=vectors.variance,
+            gamma=vectors.gamma,
         )
     return folds
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ...runtimes.float64_evaluator import Array
+from ...types import Array
 from .difference_analysis import all_within
 from .trial_changes import Cause, TrialSpot
 

@@ -3,104 +3,63 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import onnx
 
 from ...compare.element_errors import difference_from_float64
 from ...compare.error_tally import ErrorTally
 from ...graphs.proto_queries import forget_dim_names
-from ...precision.tensor_ranges import serialize_for_session
 from ...runtimes import RunResult
-from ...runtimes.float64_evaluator import Array, Float64Evaluator
-from ...runtimes.ort_runner import OrtRunner
+from ...runtimes.float64_evaluator import Float64Evaluator
 from ...storage.proto_traversal import copy_model
-from ...types import Progress
-from ..verify.reference_models import Original
-from ..verify.tensor_drift import DriftPoint, TensorComparison, TensorPair
-from .reference_tensors import open_inner_tensors
+from ...types import Array, Arrays, Progress
+from ..verify.tensor_drift import DriftPoint, InnerTensors, TensorComparison, TensorPair
 
 # tensors fetched in one run
 _AT_ONCE = 64
-# bytes of weights, of values
-_IN_MEMORY = _KEPT = 1 << 30
+# bytes of values
+_KEPT = 1 << 30
 
 
 class InterventionRunner(TensorComparison):
-    """A laboratory in which tensors can be held at a value, on the CPU or on CUDA.
-
-    Args:
-        alone: one inner tensor is read at a time: the optimizer fuses less around each that is read.
-    """
+    """A laboratory in which tensors can be held at a value, on the CPU or on CUDA."""
 
     def __init__(
         self,
-        model: Original,
+        insides: InnerTensors,
         proto: onnx.ModelProto,
-        feeds: Mapping[str, Array],
+        feeds: Arrays,
         precision: str,
         optimize: bool,
         provider: str,
-        alone: bool,
     ) -> None:
-        super().__init__(open_inner_tensors(model, feeds, precision), proto, feeds, precision, optimize)
-        self.provider = provider
-        self.alone = alone
+        super().__init__(insides, proto, feeds, precision, optimize, provider)
         self.held: dict[str, Array] = {}
         self._references: RunResult = {}
         self._eagers: RunResult = {}
 
-    def open_runner_of(self, proto: onnx.ModelProto) -> OrtRunner:
-        """``proto`` in the runtime under test."""
-        if sum(t.ByteSize() for t in proto.graph.initializer) < _IN_MEMORY:
-            return OrtRunner(proto, optimize=self.optimize, provider=self.provider)
-        with serialize_for_session(proto) as source:
-            return OrtRunner(
-                proto if isinstance(source, bytes) else source, optimize=self.optimize, provider=self.provider
-            )
-
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
-        return self._cached_values(self._references, nodes, super().reference_values)
+        return _values_once(self._references, nodes, super().reference_values)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        return self._cached_values(self._eagers, nodes, super().eager_values)
-
-    def _cached_values(
-        self, known_values: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]
-    ) -> RunResult:
-        """Values do not change from run to run; as many are kept as fit."""
-        wanted = list(nodes)
-        known = {n: known_values[n] for n in wanted if n in known_values}
-        if missing := [n for n in wanted if n not in known_values]:
-            known |= run(missing)
-            if sum(v.nbytes for v in (*known_values.values(), *known.values())) < _KEPT:
-                known_values |= known
-        return known
+        return _values_once(self._eagers, nodes, super().eager_values)
 
     def runtime_values(self, tensors: Sequence[str]) -> RunResult:
         probed = copy_model(self.proto)
-        forget_dim_names(probed.graph)
-        given = {v.name for v in probed.graph.input}
-        for node in probed.graph.node if self.held else ():
-            for i, name in enumerate(node.output):
-                if name in self.held:
-                    node.output[i] = f"{name}_replaced"
-        for place in reversed(range(len(probed.graph.initializer))):
-            if probed.graph.initializer[place].name in self.held:
-                del probed.graph.initializer[place]
+        graph = probed.graph
+        forget_dim_names(graph)
+        given = {v.name for v in graph.input}
+        for node in graph.node if self.held else ():
+            node.output[:] = [f"{name}_replaced" if name in self.held else name for name in node.output]
+        for place in reversed(range(len(graph.initializer))):
+            if graph.initializer[place].name in self.held:
+                del graph.initializer[place]
         for name, value in self.held.items():
-            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if name not in given:
-                probed.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
-        known = {v.name for v in probed.graph.output} | given | self.held.keys()
-        probed.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known
-        )
-        own = {**self._ours, **self.held}
-        with self.open_runner_of(probed) as runner:
-            values = runner.infer(own)
-        return {name: own[name] if name in own else values[name] for name in tensors}
+                kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+                graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+        return self._run_probed(probed, tensors, {**self._ours, **self.held})
 
     def compare_at(self, pair: TensorPair) -> tuple[DriftPoint | None, Array]:
         """One pair judged, and what the runtime has there."""
@@ -111,9 +70,16 @@ class InterventionRunner(TensorComparison):
             return _compare_integers(pair, value, reference, eager), value
         return self._compare_pair(pair, value, reference, eager), value
 
-    def input_values(self) -> dict[str, Array]:
-        """The inputs in the file's types."""
-        return dict(self._ours)
+
+def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]) -> RunResult:
+    """Arrays of nodes, which do not change from run to run: in ``known`` as many are kept as fit."""
+    wanted = list(nodes)
+    values = {name: known[name] for name in wanted if name in known}
+    if missing := [name for name in wanted if name not in known]:
+        values |= run(missing)
+        if sum(v.nbytes for v in (*known.values(), *values.values())) < _KEPT:
+            known |= values
+    return values
 
 
 class FirstWrongSearch:
@@ -143,7 +109,8 @@ class FirstWrongSearch:
         First in the file's order, so that of two branches that are both wrong the earlier is named.
         """
         before = [name for name in self._tensors_before(output) if name != output]
-        if self._bench.alone:
+        # One inner tensor at a time, where the optimizer fuses less around each that is read.
+        if self._bench.optimize:
             start = self._bisect_tensors(before, output)
         else:
             self._compare_tensors(before)
@@ -204,7 +171,7 @@ class FirstWrongSearch:
 
     def _compare_tensors(self, tensors: Sequence[str]) -> None:
         wanted = [name for name in tensors if name not in self.points]
-        step = 1 if self._bench.alone else _AT_ONCE
+        step = 1 if self._bench.optimize else _AT_ONCE
         for start in range(0, len(wanted), step):
             if self._progress is not None:
                 self._progress("compare inner tensors", start, len(wanted))
@@ -245,13 +212,6 @@ def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
         chain.add(i)
         i = before.get(i, -1)
     return [pair for i, pair in enumerate(pairs) if i in chain or pair.where.startswith("output ")]
-
-
-def round_inputs(feeds: Mapping[str, Array], half: np.dtype | None) -> dict[str, Array]:
-    """Floating inputs as numbers of ``half``, in their own types."""
-    if half is None:
-        return dict(feeds)
-    return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
 
 
 def is_output_changed(before: Array | None, after: Array | None, allowed: float) -> bool:

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from ...runtimes.float64_evaluator import Array, NodeChange, Values
+from ...runtimes.float64_evaluator import NodeChange
+from ...types import Array, Arrays
 from .attribute_trials import (
     try_attributes,
     try_integer_inputs,
@@ -51,7 +52,7 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 _VARIANCES = (("a biased", "an unbiased", 1), ("an unbiased", "a biased", -1))
 
 
-def iter_trials(around: TrialSpot, held: Values) -> Iterator[Trial]:
+def iter_trials(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
     """Yield every change of one node of a spot that is tried, and of all that are alike, with the cause that it would
     show.
 
@@ -90,7 +91,7 @@ def _operator_key(node: onnx.NodeProto) -> tuple[str, ...]:
     return (node.op_type, *(str(a.SerializeToString(deterministic=True)) for a in attributes))
 
 
-def _try_one_node(around: TrialSpot, held: Values) -> Iterator[Trial]:
+def _try_one_node(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
     # Before the attributes of a reference file, of which training mode is one.
     yield from try_eval_mode(around)
     for at in around.nodes:
@@ -154,7 +155,7 @@ def _try_ddof(at: TrialNode) -> Iterator[Trial]:
             text = f"the variance before {at} is {own} one over {n} numbers, the model has {other} one"
             yield at.with_inputs("ddof", text, {0: _multiply_by((n / (n - 1)) ** power)})
     elif at.op == "LayerNormalization" and at.name_of_input(1) and x is not None:
-        n = math.prod(x.shape[at.stated_integer("axis", -1) :])
+        n = math.prod(x.shape[at.stated_axis(-1) :])
         for own, other, power in _VARIANCES if n > 1 else ():
             text = f"{at} has {own} variance over {n} numbers, the model {other} one"
             yield at.with_inputs("ddof", text, {1: _multiply_by((n / (n - 1)) ** (-power / 2))})
@@ -244,7 +245,7 @@ def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
     if at.op != "Softmax" or scores is None or made is None:
         return
     lowest = float(ml_dtypes.finfo(at.exact.types.get(at.node.input[0], np.dtype(np.float32))).min)
-    hidden = scores.max(at.stated_integer("axis", -1), keepdims=True, initial=-math.inf) < lowest / 2
+    hidden = scores.max(at.stated_axis(-1), keepdims=True, initial=-math.inf) < lowest / 2
     if not hidden.any():
         return
     readers = [
@@ -267,14 +268,6 @@ def _try_weights(at: TrialNode) -> Iterator[Trial]:
     return try_parameters(at, at.around.weights)
 
 
-def _try_attributes_of_operators(at: TrialNode) -> Iterator[Trial]:
-    return try_model_attributes(at, at.around.operators)
-
-
-def _try_integers_of_operators(at: TrialNode) -> Iterator[Trial]:
-    return try_model_integers(at, at.around.operators)
-
-
 # In this order: of trials that mend as much, the first is taken.
 _NODE_TRIALS: tuple[Callable[[TrialNode], Iterator[Trial]], ...] = (
     _try_weights,
@@ -284,7 +277,7 @@ _NODE_TRIALS: tuple[Callable[[TrialNode], Iterator[Trial]], ...] = (
     _try_ddof,
     _try_axes_and_orders,
     try_hidden_rows,
-    _try_attributes_of_operators,
+    try_model_attributes,
     try_attributes,
     try_integer_inputs,
     try_num_groups,
@@ -294,7 +287,7 @@ _NODE_TRIALS: tuple[Callable[[TrialNode], Iterator[Trial]], ...] = (
     try_other_operators,
     try_gather_indices,
     try_slice_ranges,
-    _try_integers_of_operators,
+    try_model_integers,
     try_removed_node,
     try_exchanged_branches,
     try_body_nodes,

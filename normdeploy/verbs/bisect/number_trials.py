@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array, NodeChange
+from ...runtimes.float64_evaluator import NodeChange
+from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, with_attributes
 
 _PLAIN = (0.0, 1.0, -1.0)

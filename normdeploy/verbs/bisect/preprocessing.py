@@ -7,7 +7,7 @@ without is right but for what stands in front of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,9 @@ import onnx
 from ...compare.element_errors import difference_from_float64, largest_finite
 from ...errors import NormdeployError
 from ...runtimes import Runner
-from ...runtimes.float64_evaluator import Array
 from ...runtimes.onnx_float64 import OnnxFloat64Runner
 from ...runtimes.ort_runner import OrtRunner
+from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
 from ..verify.reference_models import FloatReference, Original
 
@@ -56,7 +56,7 @@ class FoundPreprocessing:
 
 
 def find_preprocessing(
-    model: Original, proto: onnx.ModelProto, result: OutputResult, feeds: Mapping[str, Array]
+    model: Original, proto: onnx.ModelProto, result: OutputResult, feeds: Arrays
 ) -> FoundPreprocessing | None:
     """Find the transform of an input with which a file gives what the model gives; None where none does.
 
@@ -97,7 +97,7 @@ def find_preprocessing(
 
 
 def _is_confirmed(
-    model: Original, runner: OrtRunner, transform: InputTransform, feeds: Mapping[str, Array], name: str, output: str
+    model: Original, runner: OrtRunner, transform: InputTransform, feeds: Arrays, name: str, output: str
 ) -> bool:
     """Whether a transform explains the file at inputs beside the given one, where the file is wrong without it."""
     for seed, size in enumerate(_CONFIRMED):
@@ -112,7 +112,7 @@ def _is_confirmed(
     return True
 
 
-def _output_error(runner: Runner, feeds: Mapping[str, Array], output: str, reference: Array) -> float | None:
+def _output_error(runner: Runner, feeds: Arrays, output: str, reference: Array) -> float | None:
     """The output's largest error; None where the file does not run so, or gives another shape."""
     try:
         got = runner.infer(feeds)[output]
@@ -126,9 +126,7 @@ def _output_error(runner: Runner, feeds: Mapping[str, Array], output: str, refer
     return found.error
 
 
-def _allowed_error(
-    model: Original, feeds: Mapping[str, Array], name: str, result: OutputResult, reference: Array
-) -> float:
+def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResult, reference: Array) -> float:
     """What rounding the transformed input may do to the output, beside what is allowed of the output anyway."""
     moved = 0.0
     runner = FloatReference(model).float64_runner

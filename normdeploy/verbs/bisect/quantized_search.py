@@ -26,19 +26,18 @@ from ...errors import NormdeployError
 from ...graphs.proto_queries import module_path
 from ...graphs.qoperator_expansion import expand_qoperators
 from ...graphs.quantization_info import DEQUANTIZE, QUANTIZE, GraphQuantization, is_quantization_node, quantizes_inside
-from ...runtimes.float64_evaluator import Array, NotEvaluated
+from ...runtimes.float64_evaluator import NotEvaluated
 from ...runtimes.quantized_float64 import QuantizedRunner
 from ...runtimes.rounding_draws import RoundingDraw
-from ...types import Progress
-from ..verify.output_results import OutputResult
+from ...types import Array, Arrays, Progress
 from ..verify.quantization_budget import BOTH, UNBOUNDED, UNROUNDED, VOID, CaseBudget
 from ..verify.reference_models import FloatReference, Original
 from ..verify.runtime_candidates import OFF
 from .dequantized_file import BEFORE_RELU, original_node_name, remove_quantization
 from .fault_search import FaultSearch
-from .fault_tracing import Fault
+from .fault_tracing import Fault, FaultyOutput
 from .quantized_weights import ModelParameters, QuantizedWeight, channel_size_ratio, describe_wrong_weight
-from .runtime_faults import Float32Trial
+from .runtime_faults import Float32Trial, TensorError
 from .trial_changes import Cause
 
 # what one fault among several leaves is tried after what one alone would
@@ -62,16 +61,14 @@ MOST = 5
 @dataclass(frozen=True, kw_only=True)
 class QuantizationSuspect:
     """``made``: the tensor by which draws hold it; ``right``: what it should be, None where nothing is to be rounded or
-    cut off; ``error`` of ``tensor``, ``allowed``, and its ``scale``."""
+    cut off; ``off``: of ``tensor``."""
 
     node: onnx.NodeProto
     made: str
     tensor: str
     right: Array | None
     cause: Cause
-    error: float
-    allowed: float
-    scale: float
+    off: TensorError
 
 
 @dataclass(frozen=True)
@@ -86,45 +83,38 @@ class _OutputState:
 
 
 class QuantizedSearch:
-    """Searches an output that is wrong on ``feeds``.
+    """Searches an output of a quantized file.
 
     Args:
-        result: of ``verify``.
         usual: random inputs, on which ranges are looked at; none where the user gives inputs.
         calibrated: what quantizers make whose ranges the file records.
-        altered: weights of the file that are not the model's -> how they differ.
     """
 
     def __init__(
         self,
         model: Original,
         proto: onnx.ModelProto,
-        result: OutputResult,
-        case: str,
-        feeds: Mapping[str, Array],
-        *,
-        usual: Sequence[Mapping[str, Array]] = (),
-        calibrated: Iterable[str] = (),
-        progress: Progress | None = None,
-        altered: Mapping[str, str] | None = None,
+        subject: FaultyOutput,
+        usual: Sequence[Arrays],
+        calibrated: Iterable[str],
+        progress: Progress | None,
     ) -> None:
         self._model = model
-        self._result = result
-        self._case = case
-        self._feeds = feeds
+        self._subject = subject
+        self._result = subject.result
+        self._feeds = subject.feeds
         self._progress = progress
-        self._altered = altered or {}
         # The ops of nodes that are written as others here.
         self._inside = {
             n.name or n.output[0]: n.op_type for n in proto.graph.node if quantizes_inside(n) or is_quantization_node(n)
         }
         self._runner = QuantizedRunner(expand_qoperators(proto))
         self._quantization = GraphQuantization(self._runner.proto)
-        self._reference = FloatReference(model).float64_runner.infer(feeds)[result.output]
+        self._reference = FloatReference(model).float64_runner.infer(self._feeds)[self._result.output]
         self._usual, self._calibrated = _pick_larger_half(usual), frozenset(calibrated)
         self._held: dict[str, Array | None] = {}
         self._named: list[Fault] = []
-        values = self._runner.run_all_tensors(feeds, RoundingDraw())
+        values = self._runner.run_all_tensors(self._feeds, RoundingDraw())
         self._weights = list(ModelParameters(model).iter_weights(self._runner.proto, values))
         self._first = self._now = self._measure_output({})
 
@@ -174,7 +164,7 @@ class QuantizedSearch:
         output = self._result.output
         is_unrounded = self._result.runtime == UNROUNDED
 
-        def run_mended(feeds: Mapping[str, Array], draw: RoundingDraw) -> dict[str, Array]:
+        def run_mended(feeds: Arrays, draw: RoundingDraw) -> dict[str, Array]:
             values = self._runner.run_all_tensors(feeds, replace(draw, held=held))
             return {output: values[output]}
 
@@ -236,9 +226,7 @@ class QuantizedSearch:
             tensor=weight.node.input[0] if is_inside else weight.tensor,
             right=weight.held_value,
             cause=cause,
-            error=error,
-            allowed=allowed,
-            scale=float(np.abs(right).max(initial=0.0)),
+            off=TensorError(error, allowed, float(np.abs(right).max(initial=0.0))),
         )
 
     # ------------------------------------------------------------------ nodes
@@ -294,8 +282,8 @@ class QuantizedSearch:
         """
         numbers = {w.made: w.unrounded_values(mended=w.made in mended) for w in self._weights}
         plain = remove_quantization(self._runner.proto, numbers)
-        result = replace(self._result, runtime=OFF)
-        return FaultSearch(self._model, plain, result, self._case, self._feeds, self._progress, self._altered)
+        subject = replace(self._subject, result=replace(self._result, runtime=OFF))
+        return FaultSearch(self._model, plain, subject, self._progress)
 
     # ------------------------------------------------------------------ quantizers
 
@@ -325,20 +313,12 @@ class QuantizedSearch:
             if suspect is not None:
                 yield suspect
 
-    def _suspect_quantizer(
-        self, node: onnx.NodeProto, values: Mapping[str, Array], cause: Cause
-    ) -> QuantizationSuspect:
+    def _suspect_quantizer(self, node: onnx.NodeProto, values: Arrays, cause: Cause) -> QuantizationSuspect:
         x = values[node.input[0]]
         scheme = self._quantization.scheme_of(node)
         back = next((values[r.output[0]] for r in self._quantization.readers_by_tensor.get(node.output[0], ())), x)
-        if back.shape == x.shape:
-            error = float(np.nanmax(np.abs(back - x), initial=0.0))
-        else:
-            error = float("nan")
-        if scheme.scale is not None:
-            half = 0.5 * float(np.max(scheme.scale))
-        else:
-            half = float("nan")
+        error = float(np.nanmax(np.abs(back - x), initial=0.0)) if back.shape == x.shape else float("nan")
+        half = float("nan") if scheme.scale is None else 0.5 * float(np.max(scheme.scale))
         size = float(np.nanmax(np.abs(x), initial=0.0))
         return QuantizationSuspect(
             node=node,
@@ -346,12 +326,10 @@ class QuantizedSearch:
             tensor=node.input[0],
             right=None,
             cause=cause,
-            error=error,
-            allowed=half,
-            scale=size,
+            off=TensorError(error, half, size),
         )
 
-    def _suspect_pair(self, node: onnx.NodeProto, values: Mapping[str, Array]) -> QuantizationSuspect | None:
+    def _suspect_pair(self, node: onnx.NodeProto, values: Arrays) -> QuantizationSuspect | None:
         """Look at a pair whose halves differ."""
         q = self._quantization
         quantize = q.makers.get(node.input[0])
@@ -379,16 +357,13 @@ class QuantizedSearch:
         r = self._result
         return Fault(
             runtime=r.runtime,
-            case=self._case,
+            case=self._subject.case,
             module=module_path(suspect.node) or self._reader_module(suspect.made),
             tensor=suspect.tensor,
             nodes=(f"{self._op_in_file(suspect.node)} {suspect.node.name}".strip(),),
-            operator="",
-            wrong="file",
-            error=suspect.error,
-            allowed=suspect.allowed,
-            scale=suspect.scale,
-            reason="",
+            error=suspect.off.error,
+            allowed=suspect.off.allowed,
+            scale=suspect.off.scale,
             kind=suspect.cause.kind,
             cause=suspect.cause.text,
             widened=Float32Trial(None, reason="the file is quantized"),
@@ -424,7 +399,7 @@ class QuantizedSearch:
         return f"{node.op_type} of {node.output[0]!r}"
 
 
-def _pick_larger_half(usual: Sequence[Mapping[str, Array]]) -> list[Mapping[str, Array]]:
+def _pick_larger_half(usual: Sequence[Arrays]) -> list[Arrays]:
     """Of random inputs some of the larger half: a wrong range holds few elements by chance."""
     ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
     return ordered[len(ordered) // 2 :][:_USUAL]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +11,13 @@ import onnx
 
 from ...evaluate.quantize_ops import broadcast_parameter
 from ...graphs.quantization_info import DEQUANTIZE, INTEGER, GraphQuantization, is_quantization_node
-from ...runtimes.float64_evaluator import Array
+from ...types import Array, Arrays
 from ..verify.bias_shifts import BatchNormShifts
 from ..verify.model_tensors import fold_batch_norms, iter_bias_shifts, model_tensors_by_name
 from ..verify.parameter_orders import iter_arrangements
 from ..verify.reference_models import Original
 from .recurrent_weights import iter_packed_weights
+from .stale_weights import cosine_similarity
 from .trial_changes import Cause
 
 # of a parameter's root mean square, that a weight may be off by and still be that one
@@ -107,7 +108,7 @@ class ModelParameters:
             self._by_size.setdefault(value.size, []).append((name, value))
         self._shifts = [s for s in iter_bias_shifts(model, stored) if isinstance(s, BatchNormShifts)]
 
-    def iter_weights(self, proto: onnx.ModelProto, values: Mapping[str, Array]) -> Iterator[QuantizedWeight]:
+    def iter_weights(self, proto: onnx.ModelProto, values: Arrays) -> Iterator[QuantizedWeight]:
         """Give the quantized weights of a file, in its order.
 
         Args:
@@ -127,7 +128,7 @@ class ModelParameters:
                 yield made
 
     def _weight_of_dequantize(
-        self, q: GraphQuantization, node: onnx.NodeProto, values: Mapping[str, Array]
+        self, q: GraphQuantization, node: onnx.NodeProto, values: Arrays
     ) -> QuantizedWeight | None:
         scheme = q.scheme_of(node)
         got = values[node.output[0]]
@@ -191,7 +192,7 @@ class ModelParameters:
                     yield from zip(shifts.sources, shifts.values_of_rows()[0], strict=True)
 
 
-def _iter_lstm_directions(stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def _iter_lstm_directions(stored: Arrays) -> Iterator[tuple[str, Array]]:
     """Yield the weights of each direction of an LSTM, as a file lays them: [4·hidden, input]."""
     stacked = [(name, value) for name, value in stored.items() if value.ndim == 3 and len(value) in _ONE_OR_BOTH]
     for place in _INPUT_AND_STATE:
@@ -244,8 +245,8 @@ def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | No
 def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step: Array) -> Cause:
     """Say what is wrong with a weight that is not within half a step of the parameter, by channels of either side."""
     told = f"{called} gives {{}} of the model's {name!r}"
-    if text := _describe_factor(got, right, step):
-        return Cause(_quantity_name(text), told.format(text))
+    if (found := _find_factor(got, right, step)) is not None:
+        return Cause(found.kind, told.format(found.text))
     wrong = (np.abs(got - right) > _HALF * step).any(tuple(range(2, got.ndim)))
     for axis in range(min(2, got.ndim)):
         channels = np.flatnonzero(wrong.any(1 - axis) if got.ndim > 1 else wrong)
@@ -254,14 +255,14 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
         rows = np.moveaxis(got, axis, 0)[channels]
         theirs = np.moveaxis(right, axis, 0)[channels]
         steps = np.moveaxis(step, axis, 0)[channels]
-        others = [int(np.argmax([_cosine_similarity(row, other) for other in theirs])) for row in rows]
+        others = [int(np.argmax([cosine_similarity(row, other) for other in theirs])) for row in rows]
         exchanged = sorted(others) == [*range(len(others))] and others != sorted(others)
         if exchanged and all(_is_other_channel(rows[i], theirs[k], steps[i]) for i, k in enumerate(others)):
             pairs = ", ".join(f"{channels[k]} for {channels[i]}" for i, k in enumerate(others) if i != k)
             return Cause("channels", told.format(f"other channels ({pairs})"))
-        if text := _describe_factor(rows, theirs, steps):
+        if (found := _find_factor(rows, theirs, steps)) is not None:
             which = f"{'channel' if len(channels) == 1 else 'channels'} {', '.join(map(str, channels[:5]))}"
-            return Cause(_quantity_name(text), told.format(f"{text} in {which}"))
+            return Cause(found.kind, told.format(f"{found.text} in {which}"))
     off = np.abs(got - right) / step
     count = int((off > _HALF).sum())
     worst = np.unravel_index(int(np.argmax(off)), off.shape)
@@ -280,19 +281,6 @@ def channel_size_ratio(weight: Array) -> float:
     return max(ratios)
 
 
-def _quantity_name(text: str) -> str:
-    if "steps" in text:
-        return "zero point"
-    return "scale"
-
-
-def _cosine_similarity(one: Array, other: Array) -> float:
-    size = float(np.sqrt((one * one).sum() * (other * other).sum()))
-    if size:
-        return float((one * other).sum()) / size
-    return 0.0
-
-
 def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
     """Whether a channel is another one, with its codes under a scale that is not its own."""
     if other.any():
@@ -302,15 +290,12 @@ def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
     return bool((np.abs(row - factor * other) <= step).all())
 
 
-def _describe_factor(got: Array, right: Array, step: Array) -> str:
-    """Whether all is off by one factor, or by one number of steps; "" where by neither."""
-    if right.any():
-        factor = float((got * right).sum() / (right * right).sum())
-    else:
-        factor = 1.0
+def _find_factor(got: Array, right: Array, step: Array) -> Cause | None:
+    """Say that all is off by one factor, or by one number of steps; None where by neither."""
+    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
     if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
-        return f"{factor:.3g} times the values"
+        return Cause("scale", f"{factor:.3g} times the values")
     shift = float(np.median((got - right) / step))
     if abs(shift) > _HALF and (np.abs(got - right - shift * step) <= 0.75 * step).all():
-        return f"values {shift:.3g} steps beside those"
-    return ""
+        return Cause("zero point", f"values {shift:.3g} steps beside those")
+    return None

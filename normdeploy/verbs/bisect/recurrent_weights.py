@@ -7,17 +7,17 @@ torch has r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and torch.nn.GRU). Bot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from ...runtimes.float64_evaluator import Array
+from ...types import Array, Arrays
 
 GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 _FIRST = re.compile(r"(?P<before>.*)weight_ih_(?P<layer>l\d+)$")
 
 
-def iter_packed_weights(op: str, place: int, parameters: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def iter_packed_weights(op: str, place: int, parameters: Arrays) -> Iterator[tuple[str, Array]]:
     """Yield what an input of a recurrent node may hold, each with the name of the layer's parameter.
 
     Args:

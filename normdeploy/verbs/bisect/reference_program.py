@@ -10,12 +10,8 @@ import torch
 
 from ...graphs.proto_queries import module_path as module_of
 from ...model import LoadedModel
-from ...runtimes.float64_evaluator import (
-    Array,
-    Float64Evaluator,
-    inferred_dtypes,
-    inline_functions,
-)
+from ...runtimes.float64_evaluator import Float64Evaluator, inferred_dtypes, inline_functions
+from ...types import Array
 from ..verify.reference_models import FileModel, Original
 from .folded_norms import FoldedTensor, fold_parameters
 

@@ -3,10 +3,9 @@ theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import onnx
 
 from ...model import LoadedModel
@@ -14,6 +13,7 @@ from ...runtimes import RunResult
 from ...runtimes.float64_evaluator import inferred_dtypes
 from ...runtimes.torch_runners import HALVES
 from ...storage.proto_traversal import copy_model
+from ...types import Arrays
 from ..verify.reference_models import FileModel, Original, own_precision_runner
 from ..verify.tensor_drift import InnerTensors, TensorPair, TorchInnerTensors, boundaries_of_file, pair_tensors
 
@@ -25,7 +25,7 @@ class FileInnerTensors:
         precision: "" where the file that is compared computes in the reference's own types, else "fp16" or "bf16".
     """
 
-    def __init__(self, model: FileModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
+    def __init__(self, model: FileModel, feeds: Arrays, precision: str) -> None:
         self._model, self._feeds, self._half = model, feeds, HALVES.get(precision)
         self._types = inferred_dtypes(model.proto)
 
@@ -51,7 +51,7 @@ class FileInnerTensors:
             if name not in known:
                 proto.graph.output.append(self._output_info(name))
         # What runs is this copy, so neither the user's session nor the file on disk.
-        return replace(self._model, proto=proto, session=None, path=None, _made={})
+        return replace(self._model, proto=proto, session=None, path=None)
 
     def _output_info(self, name: str) -> onnx.ValueInfoProto:
         """A tensor as an output, of its own type where that is known: an output without one hides the type."""
@@ -61,7 +61,7 @@ class FileInnerTensors:
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(kind), None)
 
 
-def open_inner_tensors(model: Original, feeds: Mapping[str, np.ndarray], precision: str) -> InnerTensors:
+def open_inner_tensors(model: Original, feeds: Arrays, precision: str) -> InnerTensors:
     """Return the inner tensors of a PyTorch model or an ONNX file."""
     if isinstance(model, FileModel):
         return FileInnerTensors(model, feeds, precision)

@@ -4,18 +4,14 @@ that compares."""
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import onnx
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, extract_nodes
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ...storage.npz_files import write_npz
+from ...types import Array, Arrays, PathLike
 
 # bytes of weights that go into the model's own file
 _INLINE = 1 << 30
@@ -76,13 +72,13 @@ sys.exit(1 if broken or error > check["allowed"] else 0)
 '''
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reproduction:
     """A model of the nodes at fault, its inputs in the file's types by name, the float64 value of ``output`` and what
     it may be off by."""
 
     model: onnx.ModelProto
-    inputs: Mapping[str, Array]
+    inputs: Arrays
     output: str
     expected: Array
     allowed: float
@@ -90,17 +86,7 @@ class Reproduction:
     provider: str
     title: str
 
-    @classmethod
-    def make_reproduction(
-        cls, exact: Float64Evaluator, places: Sequence[int], end: str, given: Mapping[str, Array], expected: Array,
-        allowed: float,
-        optimizer: bool, provider: str, title: str,
-    ) -> Self:  # fmt: skip
-        model = extract_nodes(exact, [exact.nodes[p] for p in places], [end], given)
-        inputs = {v.name: np.asarray(given[v.name]) for v in model.graph.input}
-        return cls(model, inputs, end, expected, allowed, optimizer, provider, title)
-
-    def write(self, folder: str | os.PathLike[str]) -> Path:
+    def write(self, folder: PathLike) -> Path:
         """Write it to ``folder``, which is new or empty: whole, or not at all.
 
         Raises:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import ml_dtypes
 import numpy as np
@@ -15,8 +16,8 @@ from ...compare.ulp_spacing import allowed_beside_peer
 from ...dtypes import is_float_dtype, unit_roundoff
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen_to_float64
-from ...graphs.region import Refusal
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, Values, extract_nodes, with_float32_island
+from ...runtimes.float64_evaluator import Float64Evaluator, extract_nodes, with_float32_island
+from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
 from ..verify.runtime_candidates import HALF_TYPES, ON
 from .intervention_runner import InterventionRunner
@@ -33,24 +34,48 @@ HALVES = frozenset(HALF_TYPES)
 
 
 @dataclass(frozen=True)
-class WrongNodes:
-    """The nodes at ``places`` of the file make ``end`` off by ``error`` from right inputs; true where that is too much.
+class TensorError:
+    """How far a tensor is off on right inputs; true where that is allowed.
 
-    ``given``: those inputs in the types of the file that ran; ``reason`` what no error can express.
+    ``scale``: its largest finite |right value|; ``reason``: what no error can say.
+    """
+
+    error: float
+    allowed: float
+    scale: float
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+    @classmethod
+    def of_tensor(cls, got: Array, expected: Array, allowed: float, whose: str) -> Self:
+        """Compare a tensor with the right values; ``whose``: of whom their shape is, as a message says it."""
+        if got.size != expected.size:
+            reason = f"its shape is {list(got.shape)}, {whose} {list(expected.shape)}"
+            return cls(0.0, allowed, largest_finite(expected), reason)
+        found = difference_from_float64(got.reshape(expected.shape), expected)
+        return cls(found.error, allowed, found.scale, found.reason)
+
+
+@dataclass(frozen=True)
+class WrongNodes:
+    """The nodes at ``places`` of the file make ``end`` of right inputs.
+
+    ``given``: those inputs in the types of the file that ran; ``got``: None where the nodes do not run.
     """
 
     places: tuple[int, ...]
     end: str
     given: dict[str, Array]
     expected: Array
-    error: float
-    allowed: float
-    reason: str
-    # it is not finite where float64 is, or the other way
-    lost: bool = False
+    off: TensorError
+    got: Array | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.reason) or self.error > self.allowed
+    @property
+    def is_lost(self) -> bool:
+        """Whether the result is not finite where float64 is, or the other way."""
+        return self.got is not None and self.got.size == self.expected.size and bool(self.off.reason)
 
 
 class RuntimeUnits:
@@ -71,35 +96,32 @@ class RuntimeUnits:
             kept |= set(self.ran.nodes_between(filter(None, node.output), set(self.original.read_names(node))))
         return sorted(kept)
 
-    def find_first_wrong(self, places: Sequence[int], right: Values) -> WrongNodes | None:
+    def find_first_wrong(self, places: Sequence[int], right: Arrays) -> WrongNodes | None:
         """The first node of a stretch that is wrong on right inputs."""
         for place in places:
             for end in self.original.nodes[place].output:
                 if isinstance(right.get(end), np.ndarray) and right[end].dtype.kind == "f":
                     judged = self.judge_nodes([place], end, right)
-                    if judged:
+                    if not judged.off:
                         return judged
         return None
 
-    def judge_nodes(self, places: Sequence[int], end: str, right: Values) -> WrongNodes:
+    def judge_nodes(self, places: Sequence[int], end: str, right: Arrays) -> WrongNodes:
         """``places`` run as one model, against float64 on the very same inputs."""
         given = self.input_values(places, right)
         known = {name: widen_to_float64(value) for name, value in given.items()}
         expected = self.original.evaluate_nodes(places, known)[end]
         dtype = self.original.types.get(end, np.dtype(np.float32))
         allowed = self._allowed_error(places, known, end, expected, dtype)
-        got = self.run_nodes(places, end, given)
-        if isinstance(got, Refusal):
-            return WrongNodes(tuple(places), end, given, expected, 0.0, allowed, got.reason)
-        if got.size != expected.size:
-            reason = f"its shape is {list(got.shape)}, by ONNX's definition it is {list(expected.shape)}"
-            return WrongNodes(tuple(places), end, given, expected, 0.0, allowed, reason)
-        found = difference_from_float64(got.reshape(expected.shape), expected)
-        return WrongNodes(
-            tuple(places), end, given, expected, found.error, allowed, found.reason, lost=bool(found.reason)
-        )
+        try:
+            got = self._run_nodes(places, end, given)
+        except (GraphError, InputError, RuntimeUnavailable) as error:
+            off = TensorError(0.0, allowed, largest_finite(expected), str(error))
+            return WrongNodes(tuple(places), end, given, expected, off)
+        off = TensorError.of_tensor(got, expected, allowed, "by ONNX's definition it is")
+        return WrongNodes(tuple(places), end, given, expected, off, got)
 
-    def input_values(self, places: Sequence[int], right: Values) -> dict[str, Array]:
+    def input_values(self, places: Sequence[int], right: Arrays) -> dict[str, Array]:
         """What ``places`` read and do not make, in the types of the file that runs."""
         nodes = [self.original.nodes[p] for p in places]
         written = {name for node in nodes for name in node.output}
@@ -111,24 +133,19 @@ class RuntimeUnits:
         )
         return {name: self.round_to_file_type(name, self.original.tensor_value(name, right)) for name in read}
 
-    def run_nodes(self, places: Sequence[int], end: str, given: Mapping[str, Array]) -> Array | Refusal:
+    def _run_nodes(self, places: Sequence[int], end: str, given: Arrays) -> Array:
         """What the runtime makes of them."""
         model = extract_nodes(self.ran, [self.ran.nodes[p] for p in self.places_in_runtime(places)], [end], given)
-        inputs = {v.name for v in model.graph.input}
-        try:
-            with self.bench.open_runner_of(model) as runner:
-                return runner.infer({name: value for name, value in given.items() if name in inputs})[end]
-        except (GraphError, InputError, RuntimeUnavailable) as error:
-            return Refusal(str(error))
+        with self.bench.open_runner_of(model) as runner:
+            return runner.infer({v.name: given[v.name] for v in model.graph.input})[end]
 
     def round_to_file_type(self, name: str, value: Array) -> Array:
         """``value`` as the file holds it: a half number, even where what runs keeps half numbers in float32."""
-        return self.ran.round_to_file_type(
-            name,
-            widen_to_float64(self.original.round_to_file_type(name, value)) if name in self.original.types else value,
-        )
+        if name in self.original.types:
+            value = widen_to_float64(self.original.round_to_file_type(name, value))
+        return self.ran.round_to_file_type(name, value)
 
-    def _allowed_error(self, places: Sequence[int], known: Values, end: str, expected: Array, dtype: np.dtype) -> float:
+    def _allowed_error(self, places: Sequence[int], known: Arrays, end: str, expected: Array, dtype: np.dtype) -> float:
         """What a few units of roundoff in the inputs do, and a few ulps: no kernel of the type can be asked for
         more."""
         if not is_float_dtype(dtype):
@@ -146,11 +163,11 @@ class RuntimeUnits:
                 moved = max(moved, difference_from_float64(shifted, expected).error)
         return allowed_beside_peer(moved, largest_finite(expected), dtype)
 
-    def shrink_wrong_nodes(self, places: Sequence[int], end: str, right: Values) -> WrongNodes | None:
+    def shrink_wrong_nodes(self, places: Sequence[int], end: str, right: Arrays) -> WrongNodes | None:
         """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all
         is right."""
         judged = self.judge_nodes(places, end, right)
-        if not judged:
+        if judged.off:
             return None
         stops = set(right) - {name for p in places for name in self.original.nodes[p].output}
         for place in places[:_CUTS]:
@@ -158,7 +175,7 @@ class RuntimeUnits:
             rest = self.original.nodes_between([end], fewer)
             if rest and len(rest) < len(judged.places):
                 smaller = self.judge_nodes(rest, end, right)
-                if smaller:
+                if not smaller.off:
                     judged = smaller
                     stops = fewer
         return judged
@@ -166,47 +183,38 @@ class RuntimeUnits:
 
 def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> Cause:
     """``result``: of ``verify``, which names the optimizers that break a file."""
-    place = wrong.places[0] if len(wrong.places) == 1 else None
+    kind, text = _explain_runtime(wrong, dtype, result)
+    return Cause(kind, text, wrong.places[0] if len(wrong.places) == 1 else None)
+
+
+def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> tuple[str, str]:
+    """Return the kind of a runtime's mistake, and what is said of it."""
+    off = wrong.off
     if result.runtime == ON:
         names = f" ({', '.join(result.culprit)})" if result.culprit else ""
-        return Cause(
-            "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right", place
-        )
+        return "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right"
+    largest = np.inf
+    smallest = 0.0
     if is_float_dtype(dtype):
         largest = float(ml_dtypes.finfo(dtype).max)
-    else:
-        largest = np.inf
-    seen = float(np.abs(wrong.expected[np.isfinite(wrong.expected)]).max(initial=0))
-    if wrong.reason and seen > largest:
-        return Cause("overflow", f"it reaches {seen:.4g}, {dtype.name} ends at {largest:.5g}", place)
-    inner = max(
-        (
-            float(np.abs(widen_to_float64(v)).max(initial=0)) ** 2 * v.size
-            for v in wrong.given.values()
-            if is_float_dtype(v.dtype)
-        ),
-        default=0.0,
-    )
-    if wrong.lost and inner > largest:
-        return Cause(
-            "overflow", f"the result fits {dtype.name}, a sum of squares inside the node may not: {wrong.reason}", place
-        )
-    if wrong.lost:
-        return Cause("accuracy", f"the runtime's kernel loses all digits: {wrong.reason}", place)
-    if wrong.reason:
-        return Cause("unknown", wrong.reason, place)
-    if 0 < seen < float(ml_dtypes.finfo(dtype).smallest_normal):
-        return Cause(
-            "underflow",
-            f"its largest number is {seen:.3g}, {dtype.name}'s smallest with all digits"
-            f" {ml_dtypes.finfo(dtype).smallest_normal:.3g}",
-            place,
-        )
-    return Cause(
-        "accuracy",
-        f"the runtime's kernel loses digits: off by {wrong.error:.3g} on right inputs, rounding explains"
-        f" {wrong.allowed:.3g}",
-        place,
+        smallest = float(ml_dtypes.finfo(dtype).smallest_normal)
+    if off.reason and off.scale > largest:
+        return "overflow", f"it reaches {off.scale:.4g}, {dtype.name} ends at {largest:.5g}"
+    if wrong.is_lost:
+        floats = [widen_to_float64(value) for value in wrong.given.values() if is_float_dtype(value.dtype)]
+        squares = [float(np.abs(value).max(initial=0)) ** 2 * value.size for value in floats]
+        if max(squares, default=0.0) > largest:
+            text = f"the result fits {dtype.name}, a sum of squares inside the node may not: {off.reason}"
+            return "overflow", text
+        return "accuracy", f"the runtime's kernel loses all digits: {off.reason}"
+    if off.reason:
+        return "unknown", off.reason
+    if 0 < off.scale < smallest:
+        text = f"its largest number is {off.scale:.3g}, {dtype.name}'s smallest with all digits {smallest:.3g}"
+        return "underflow", text
+    return "accuracy", (
+        f"the runtime's kernel loses digits: off by {off.error:.3g} on right inputs, rounding explains"
+        f" {off.allowed:.3g}"
     )
 
 

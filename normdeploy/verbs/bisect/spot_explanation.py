@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...runtimes.float64_evaluator import Float64Evaluator, Values
+from ...runtimes.float64_evaluator import Float64Evaluator
+from ...types import Arrays
 from .cause_search import find_cause
 from .constant_trials import find_wrong_constant
 from .counterpart_search import CounterpartSearch, FaultSpot
@@ -23,7 +24,7 @@ class SpotExplanation:
 
     spot: FaultSpot
     cause: Cause
-    known: Values
+    known: Arrays
 
 
 def explain_spot(

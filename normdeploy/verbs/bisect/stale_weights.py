@@ -11,8 +11,8 @@ from ml_dtypes import bfloat16
 from onnx import numpy_helper
 
 from ...precision.type_conversion import initializer_values
-from ...runtimes.float64_evaluator import Array
 from ...storage.proto_traversal import copy_model
+from ...types import Array, Arrays
 from ..verify.model_tensors import model_tensors_by_name
 from ..verify.reference_models import Original
 from .folded_norms import FoldedTensor, fold_parameters
@@ -43,11 +43,10 @@ def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacemen
 
     No names where no more than half of the file's weights are others, or where one of them is like none of the model's.
     """
-    parameters = {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
+    parameters = model_parameters(model)
     folds = fold_parameters(model, parameters)
     stored = parameters | {name: fold.right for name, fold in folds.items()}
-    kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
-    kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
+    kept = file_weights(proto)
     strange = {name: v for name, v in kept.items() if not any(holds_same_numbers(p, v) for p in stored.values())}
     if len(strange) < _FEWEST or len(strange) <= _MOST * len(kept):
         return WeightReplacement(proto=proto)
@@ -61,6 +60,17 @@ def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacemen
             tensor.CopyFrom(numpy_helper.from_array(right, tensor.name))
     own = {folds[p.source].find_epsilon(strange[n]) if p.source in folds else None for n, p in places.items()}
     return WeightReplacement(proto=changed, names=tuple(places), cause=_stale_fold_cause(list(places), own, folds))
+
+
+def model_parameters(model: Original) -> dict[str, Array]:
+    """Return the floating tensors of several elements that a model holds, in float64."""
+    return {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
+
+
+def file_weights(proto: onnx.ModelProto) -> dict[str, Array]:
+    """Return the floating initializers of several elements, as they are."""
+    kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
+    return {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
 
 
 def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: Mapping[str, FoldedTensor]) -> Cause:
@@ -109,13 +119,13 @@ class _PlacedWeight:
     away: float
 
 
-def _iter_places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> Iterator[tuple[str, _PlacedWeight]]:
+def _iter_places(strange: Arrays, stored: Arrays) -> Iterator[tuple[str, _PlacedWeight]]:
     """Which of the model's weights belongs where: the one that points the same way most, as two states of one training
     do."""
     for name, value in strange.items():
         laid = [
             _PlacedWeight(
-                source=own, values=turned, away=(1 - _cosine_similarity(turned, value)) / (2 if own == name else 1)
+                source=own, values=turned, away=(1 - cosine_similarity(turned, value)) / (2 if own == name else 1)
             )
             for own, parameter in stored.items()
             for turned in ((parameter, parameter.T) if parameter.ndim > 1 else (parameter,))
@@ -125,7 +135,8 @@ def _iter_places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> I
             yield name, min(laid, key=lambda placed: placed.away)
 
 
-def _cosine_similarity(one: Array, other: Array) -> float:
+def cosine_similarity(one: Array, other: Array) -> float:
+    """Return the cosine of the angle between two tensors of one shape, 0 where one is zero."""
     wide = other.astype(np.float64)
     size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
     if size:

@@ -10,8 +10,9 @@ import onnx
 from onnx import numpy_helper
 
 from ...precision.type_conversion import initializer_values
-from ...runtimes.float64_evaluator import Array, NodeChange, Values
+from ...runtimes.float64_evaluator import NodeChange
 from ...storage.proto_traversal import copy_model
+from ...types import Array, Arrays
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, replace_by, with_attributes
 
 # the inputs of a BatchNormalization that are running ones
@@ -72,7 +73,7 @@ def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
     return found
 
 
-def with_eval_mode(proto: onnx.ModelProto, parameters: Values) -> tuple[onnx.ModelProto, list[str]]:
+def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.ModelProto, list[str]]:
     """Return a file with its BatchNormalizations and Dropouts in eval mode, and what the former gave that were not.
 
     Running statistics of the model's names become the model's; nothing for a single node.

@@ -9,8 +9,9 @@ from functools import cached_property
 import onnx
 
 from ...precision.preparation import file_opset
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, Values
+from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange
 from ...storage.onnx_domains import is_standard
+from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .folded_norms import FoldedTensor
 from .reference_program import ReferenceProgram
@@ -32,7 +33,7 @@ class Cause:
     text: str
     place: int | None = None
     instead: str = ""
-    held: Values = field(default_factory=dict)
+    held: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TrialSpot:
     """
 
     exact: Float64Evaluator
-    values: Values
+    values: Arrays
     spot: FaultSpot
     program: ReferenceProgram
 
@@ -139,9 +140,9 @@ class TrialNode:
         """The node's attributes but tensors and bodies, with the defaults of its opset where none is stated."""
         return attributes_with_defaults(self.exact, self.node)
 
-    def stated_integer(self, name: str, default: int) -> int:
-        """Return an integer attribute, ``default`` where it is not stated."""
-        return next((a.i for a in self.node.attribute if a.name == name), default)
+    def stated_axis(self, default: int) -> int:
+        """Return the attribute ``axis``, ``default`` where it is not stated."""
+        return next((a.i for a in self.node.attribute if a.name == "axis"), default)
 
     def as_node(self, kind: str, text: str, node: onnx.NodeProto, *, instead: str = "") -> Trial:
         """Try another node."""

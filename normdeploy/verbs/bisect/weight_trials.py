@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from ...runtimes.float64_evaluator import Array, NodeChange, Values
+from ...runtimes.float64_evaluator import NodeChange
+from ...types import Array, Arrays
 from .recurrent_weights import GATES, iter_packed_weights
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, copy_node, replace_by
 
@@ -38,7 +39,7 @@ def _iter_weights(at: TrialNode, names: Iterable[str]) -> Iterator[_Weight]:
             yield _Weight(at, i, name, stored)
 
 
-def try_parameters(at: TrialNode, parameters: Values) -> Iterator[Trial]:
+def try_parameters(at: TrialNode, parameters: Arrays) -> Iterator[Trial]:
     """Take a parameter of the model in the place of a weight that a node reads, or a body inside it."""
     inputs = list(at.node.input)
     seen_by_bodies = [name for name in at.exact.read_names(at.node) if name not in inputs]
@@ -53,7 +54,7 @@ def try_parameters(at: TrialNode, parameters: Values) -> Iterator[Trial]:
                 yield Trial(Cause("weights", text, at.place), NodeChange(given={weight.name: right}))
 
 
-def _iter_replacements(weight: _Weight, parameters: Values) -> Iterator[tuple[str, Array, Array | None]]:
+def _iter_replacements(weight: _Weight, parameters: Arrays) -> Iterator[tuple[str, Array, Array | None]]:
     """Yield parameters in the layout of a weight, each with its name and the numbers in the other layout."""
     shape = weight.stored.shape
     if weight.at.op in GATES and weight.i in (1, 2, 3):
@@ -104,7 +105,7 @@ def try_all_parameters(around: TrialSpot) -> Iterator[Trial]:
         yield from _try_nearest_parameters(around, rows, pool)
 
 
-def _try_nearest_parameters(around: TrialSpot, nodes: Sequence[TrialNode], parameters: Values) -> Iterator[Trial]:
+def _try_nearest_parameters(around: TrialSpot, nodes: Sequence[TrialNode], parameters: Arrays) -> Iterator[Trial]:
     wrong: dict[tuple[int, int], Array] = {}
     biases: dict[int, Array] = {}
     told = list[str]()
@@ -151,7 +152,7 @@ def _add_bias_input(at: TrialNode) -> onnx.NodeProto:
     return changed
 
 
-def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Values) -> Iterator[_Weight]:
+def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Iterator[_Weight]:
     """Yield the weights of nodes that are none of the parameters."""
     for at in nodes:
         for weight in _iter_weights(at, at.node.input):
@@ -193,7 +194,7 @@ def _is_equal_or_transposed(stored: Array, parameter: Array) -> bool:
     return any(np.array_equal(laid.reshape(stored.shape), stored) for laid in (parameter, parameter.T))
 
 
-def _find_nearest(weight: _Weight, parameters: Values) -> str | None:
+def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
     """The parameter that holds the same numbers in reverse, else the nearest; a name that is the same counts for half
     the distance: a weight that a BatchNorm is folded into keeps its name."""
     stored = weight.stored

@@ -9,7 +9,8 @@ from itertools import islice
 import numpy as np
 import onnx
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, Values
+from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange
+from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .difference_analysis import match_slices
 from .trial_changes import Cause, Trial, TrialNode, copy_node, node_at_text
@@ -88,7 +89,7 @@ def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
     if at.op != "Gather" or data is None or index is None:
         return
     spot = at.around.spot
-    axis = at.stated_integer("axis", 0)
+    axis = at.stated_axis(0)
     size = data.shape[axis]
     others: list[Array] = []
     what = "indices"
@@ -163,7 +164,7 @@ def try_split_orders(at: TrialNode) -> Iterator[Trial]:
             yield at.as_node("order", text, changed)
 
 
-def try_other_inputs(at: TrialNode, right: Values) -> Iterator[Trial]:
+def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
     """Let a node read another tensor of the same shape in the place of one that it reads.
 
     Args:
@@ -185,7 +186,7 @@ def try_other_inputs(at: TrialNode, right: Values) -> Iterator[Trial]:
             yield at.with_inputs("input", text, {i: value.reshape(read.shape)})
 
 
-def iter_siblings(exact: Float64Evaluator, values: Values) -> Iterator[tuple[str, str]]:
+def iter_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
     """Yield each two tensors of one shape that nodes of one kind make, or that enter the file."""
     kinds = {name: exact.nodes[exact.makers[name]].op_type if name in exact.makers else "" for name in values}
     names = [name for name in values if name in exact.inputs or (kinds[name] and name not in exact.sizes)]
@@ -196,7 +197,7 @@ def iter_siblings(exact: Float64Evaluator, values: Values) -> Iterator[tuple[str
             yield one, other
 
 
-def iter_same_source_siblings(exact: Float64Evaluator, values: Values) -> Iterator[tuple[str, str]]:
+def iter_same_source_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
     """Yield each two siblings that are taken from one tensor, or that enter the file."""
     sources = {name: exact.nodes[exact.makers[name]].input[:1] if name in exact.makers else () for name in values}
     groups: dict[tuple[str, ...], dict[str, Array]] = {}
@@ -206,7 +207,7 @@ def iter_same_source_siblings(exact: Float64Evaluator, values: Values) -> Iterat
         yield from iter_siblings(exact, group)
 
 
-def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, str]], values: Values) -> Iterator[Trial]:
+def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, str]], values: Arrays) -> Iterator[Trial]:
     """Give all readers of two tensors the other one."""
     for one, other in islice(pairs, _MOST_SIBLINGS):
         held = {one: values[other], other: values[one]}

@@ -237,7 +237,7 @@ def _grade_problems(
         )
 
 
-def _known_fingerprints(baseline: str | os.PathLike[str] | None) -> Counter[str]:
+def _known_fingerprints(baseline: PathLike | None) -> Counter[str]:
     """The fingerprints that an earlier result holds."""
     if baseline is None:
         return Counter()

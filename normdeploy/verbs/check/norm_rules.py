@@ -21,6 +21,7 @@ from ...storage.onnx_files import fill_shared_weights, iter_tensors
 from ...storage.proto_traversal import iter_bodies, nodes_with_opsets
 from ...storage.shared_weights import tensor_array
 from ...storage.weight_serialization import tensor_nbytes
+from ...types import Array
 
 # what exporters write for "no bound"; Inf says the same in float16
 _UNBOUNDED = float(np.finfo(np.float32).max)
@@ -253,10 +254,9 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
         attributes = {a.name: a.i for a in node.attribute}
         if node.op_type == "BatchNormalization":
             by_outputs = sum(map(bool, node.output)) > 1
+            active = by_outputs
             if opset >= 14:
                 active = bool(attributes.get("training_mode", 0))
-            else:
-                active = by_outputs
             why = "its statistics are of the batch"
         else:
             ratio, flag = (known.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
@@ -267,10 +267,7 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
             )
             why = "its result is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
-            if node.op_type == "BatchNormalization":
-                kind = "BatchNorm"
-            else:
-                kind = ""
+            kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
             message = f"{node.op_type} in training mode: {why}"
             yield Problem(
                 "train-mode", message, kind, module_path(node), node=node.name, tensor=next(iter(node.output), "")
@@ -279,16 +276,21 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
 
 def _collect_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.AttributeProto]:
     """The initializers and the outputs of Constant nodes, in bodies and functions too."""
-    inside = list(iter_bodies(proto))
     known: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
-        t.name: t for b in inside if isinstance(b, onnx.GraphProto) for t in b.initializer
+        t.name: t for b in iter_bodies(proto) if isinstance(b, onnx.GraphProto) for t in b.initializer
     }
-    return known | {
-        n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute
-    }
+    return known | dict(_iter_constant_nodes(proto))
 
 
-def _constant_values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
+def _iter_constant_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.AttributeProto]]:
+    """Yield the output of each Constant node, with what it holds."""
+    for body in iter_bodies(proto):
+        for node in body.node:
+            if node.op_type == "Constant" and node.output:
+                yield from ((node.output[0], attribute) for attribute in node.attribute)
+
+
+def _constant_values(constant: onnx.TensorProto | onnx.AttributeProto) -> Array:
     if isinstance(constant, onnx.AttributeProto) and constant.name != "value":
         return np.asarray(onnx.helper.get_attribute_value(constant))
     return tensor_array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
@@ -323,38 +325,25 @@ def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Probl
 
 def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
     """Constants outside of norms that float16 can't hold."""
-    names = {
-        a.t.name or n.output[0]: n.output[0]
-        for b in iter_bodies(proto)
-        for n in b.node
-        if n.op_type == "Constant"
-        for a in n.attribute
-    }
-    lists = [
-        (n.output[0], a)
-        for b in iter_bodies(proto)
-        for n in b.node
-        if n.op_type == "Constant"
-        for a in n.attribute
-        if a.floats
-    ]
-    for name, attribute in lists:
-        if name not in told and (largest := _largest_finite(_constant_values(attribute))) > _LARGEST_HALF:
-            yield _overflow_problem(name, largest)
+    names = dict[str, str]()
+    for name, attribute in _iter_constant_nodes(proto):
+        names[attribute.t.name or name] = name
+        if attribute.floats and name not in told:
+            yield from _overflow_problems(name, _constant_values(attribute))
     for tensor in iter_tensors(proto):
         name = names.get(tensor.name, tensor.name)
         if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE) or name in told or not tensor.dims:
             continue
-        largest = _largest_finite(tensor_array(tensor))
-        if largest > _LARGEST_HALF:
-            yield _overflow_problem(name, largest)
+        yield from _overflow_problems(name, tensor_array(tensor))
 
 
-def _overflow_problem(name: str, largest: float) -> Problem:
-    return Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
+def _overflow_problems(name: str, values: Array) -> Iterator[Problem]:
+    largest = _largest_finite(values)
+    if largest > _LARGEST_HALF:
+        yield Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
 
 
-def _largest_finite(values: np.ndarray) -> float:
+def _largest_finite(values: Array) -> float:
     """The largest finite magnitude that is a number, no bound."""
     if not values.size:
         return 0.0

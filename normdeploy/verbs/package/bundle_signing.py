@@ -19,6 +19,7 @@ from ...evidence import signed_envelope, slsa_provenance
 from ...evidence.sbom import SbomSubject, make_sbom
 from ...evidence.signing_keys import Signer
 from ...storage.onnx_files import hash_file
+from ...types import PathLike
 from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.Provenance
     (folder / PROVENANCE).write_bytes(signed_envelope.seal_payload(payload, slsa_provenance.PAYLOAD, signer) + b"\n")
 
 
-def require_signed(folder: str | os.PathLike[str], keys: Sequence[Key]) -> None:
+def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
     """
     Raises:
         EvidenceError: the bundle is not signed by one of the keys, or not a byte of it is as it was signed: a file is

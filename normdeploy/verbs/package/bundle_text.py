@@ -12,6 +12,7 @@ import onnx
 
 from ...errors import GraphError
 from ...storage.export_record import read_record
+from ...types import PathLike
 from .model_files import PackagedEngine
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _package_arguments(call: PackageCall) -> list[str]:
     return typed
 
 
-def _folder_free_name(path: str | os.PathLike[str]) -> str:
+def _folder_free_name(path: PathLike) -> str:
     return PurePath(path).name or os.fspath(path)
 
 

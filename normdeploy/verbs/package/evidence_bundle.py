@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import InputError
+from ...types import PathLike
 
 SCHEMA = "normdeploy/package/1"
 MANIFEST = "manifest.json"
@@ -90,7 +91,7 @@ class EvidenceBundle:
             ) from error
 
 
-def open_bundle(folder: str | os.PathLike[str]) -> EvidenceBundle:
+def open_bundle(folder: PathLike) -> EvidenceBundle:
     """
     Raises:
         InputError: there is no bundle of ours, or its manifest is malformed or of another schema.

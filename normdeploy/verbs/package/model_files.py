@@ -20,6 +20,7 @@ from ...errors import InputError
 from ...runtimes.runtime_cache import default_cache_path
 from ...runtimes.trt_runner import read_runtime
 from ...storage.onnx_files import iter_tensors
+from ...types import PathLike
 from .triton_config import DEFAULT_FILES, safe_model_name
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
@@ -39,7 +40,7 @@ class PackagedEngine:
         return self.runtime == "tensorrt"
 
 
-def parse_engines(given: Sequence[str | os.PathLike[str]]) -> list[PackagedEngine]:
+def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
     """Engines from paths and from texts such as "8.6=a.plan".
 
     Raises:

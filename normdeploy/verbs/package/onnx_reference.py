@@ -3,7 +3,6 @@ the inputs are off by one rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
+from ...types import Array, Arrays
 
 # bytes; the copy of a larger file with other weights would take too much memory
 _WEIGHTS = 2**30
@@ -39,7 +39,7 @@ class _StepwiseRunner(HeldRunner):
         }
         self._runner = OrtRunner(emulate_half(proto), optimize=False)
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         wide = {
             n: a.astype(np.float32) if is_floating(a.dtype) and a.dtype.itemsize == 2 else a for n, a in feeds.items()
         }
@@ -87,7 +87,7 @@ def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack)
     return unit, runners
 
 
-def perturb_feeds(feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> dict[str, np.ndarray]:
+def perturb_feeds(feeds: Arrays, unit: float, seed: int) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     return {
         name: perturb_array(value, unit, rng) if is_floating(value.dtype) else value for name, value in feeds.items()

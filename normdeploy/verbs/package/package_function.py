@@ -34,6 +34,7 @@ from ...reports.report import Report
 from ...reports.report_page import render_page
 from ...storage.folder_replacement import replace_folder_atomically
 from ...storage.onnx_files import hash_file, load_onnx
+from ...types import Arrays
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..inspect.norm_census import take_census
 from . import bundle_text as words
@@ -57,7 +58,6 @@ from .triton_config import ServingOptions, TritonPort, WarmupRequest
 
 # torch takes seconds to import
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
     from .sample_judgement import Judgement
@@ -272,7 +272,7 @@ def _make_warmups(folder: Path, job: PackageJob, serving: ServingOptions, sample
 
 
 def _write_raw_inputs(
-    folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: PackageJob
+    folder: Path, number: int, arrays: Arrays, job: PackageJob
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     files = {}
     shapes = {}

@@ -20,7 +20,7 @@ from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.torch_runners import Float64Runner
 from ...runtimes.trt_runner import TrtRunner
 from ...storage.onnx_files import load_onnx
-from ...types import Progress
+from ...types import Array, Progress
 from ..verify.comparison_result import Comparison
 from ..verify.output_results import OutputResult, failed_result, judge_output
 from ..verify.runtime_candidates import OFF, ON, NotRun, RuntimeCandidate, inspect_file, make_candidates
@@ -131,7 +131,7 @@ def _run_sample(candidate: RuntimeCandidate, sample: Sample, samples: Samples, *
         tally.add(sample.name, value, exact, partial(_matches_expected, sample, output))
 
 
-def _matches_expected(sample: Sample, output: str, value: np.ndarray) -> np.ndarray:
+def _matches_expected(sample: Sample, output: str, value: Array) -> Array:
     free = sample.free.get(output)
     same = np.asarray(value == sample.expected[output])
     if free is None:
@@ -182,7 +182,7 @@ def explain_row_dependence(path: Path, samples: Samples) -> str | None:
 
 
 def _describe_difference(
-    name: str, alone: np.ndarray, together: np.ndarray, row: slice, bound: float, free: np.ndarray | None
+    name: str, alone: Array, together: Array, row: slice, bound: float, free: Array | None
 ) -> str | None:
     if together.ndim == 0 or alone.shape != together[row].shape:
         return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
 from ...errors import InputError
 from ...storage.npz_files import read_npz
+from ...types import Array
 from .evidence_bundle import EvidenceBundle
 from .samples import Sample, Samples
 
@@ -65,7 +65,7 @@ def _parse_bound(value: Any) -> float:
 
 def _read_arrays(
     bundle: EvidenceBundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
-) -> dict[str, np.ndarray]:
+) -> dict[str, Array]:
     file = bundle.file_path(path)
     # as `package` writes them they are not compressed
     content = read_npz(file, limit=file.stat().st_size)

@@ -37,7 +37,7 @@ from ...runtimes import Runner, RunResult
 from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.size_search import find_runnable_sizes
 from ...storage.export_record import read_record
-from ...types import Progress
+from ...types import Array, Arrays, Progress
 from ..run.run_function import can_run
 from ..verify.precision_trial import PrecisionTrial
 from ..verify.quantized_reference import evaluate_quantized as expected_of
@@ -62,9 +62,9 @@ class Sample:
 
     name: str
     kind: str
-    inputs: dict[str, np.ndarray]
-    expected: dict[str, np.ndarray]
-    free: dict[str, np.ndarray] = field(default_factory=dict)
+    inputs: dict[str, Array]
+    expected: dict[str, Array]
+    free: dict[str, Array] = field(default_factory=dict)
 
     def nbytes(self) -> int:
         return sum(a.nbytes for part in (self.inputs, self.expected, self.free) for a in part.values())
@@ -226,7 +226,7 @@ def make_samples_from_file(
     return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
 
 
-def _quantization_tolerances(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
+def _quantization_tolerances(path: Path, feeds: Arrays, weights: bool = False) -> dict[str, float]:
     """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
     told = expected_of(path, feeds, weights)
     if told is None:
@@ -303,7 +303,7 @@ def _add_sample(samples: list[Sample], sample: Sample, notes: list[str]) -> None
         samples.append(sample)
 
 
-def _find_free_integers(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray]:
+def _find_free_integers(whole: RunResult, others: Sequence[RunResult]) -> dict[str, Array]:
     """Where integer outputs hang on a rounding; outputs without such a place are not named."""
     free = {}
     for name, value in whole.items():
@@ -317,7 +317,7 @@ def _are_equal(one: RunResult, other: RunResult) -> bool:
     return all(a.shape == other[name].shape and a.tobytes() == other[name].tobytes() for name, a in one.items())
 
 
-def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:
+def _largest_difference(one: Array, other: Array) -> float:
     """Return the largest finite distance, 0 of arrays of different shapes."""
     if one.shape != other.shape:
         return 0.0

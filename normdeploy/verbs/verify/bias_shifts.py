@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...types import Array
 from .derived_tensors import FloatSpacing, mark_differences
-
-Array = np.ndarray[Any, Any]
 
 # Channels in which a shift is computed first: what differs there is another one.
 _FIRST = 4

@@ -10,6 +10,7 @@ from ...compare.error_bounds import ErrorBounds
 from ...compare.rounding_ties import RoundingTies
 from ...inputs.input_cases import LENIENT, NAN, NONFINITE, InputCase
 from ...runtimes import RunResult
+from ...types import Array
 from .runtime_candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, NAN_BLIND, RuntimeCandidate
 
 
@@ -23,7 +24,7 @@ class CaseAnswer:
     """
 
     case: InputCase
-    feeds: dict[str, np.ndarray]
+    feeds: dict[str, Array]
     reference: RunResult
     ties: RoundingTies
     bounds: ErrorBounds | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +19,12 @@ import onnx
 
 from ...graphs.quantization_info import is_quantized
 from ...precision.type_conversion import initializer_values
+from ...types import Array, Arrays
 from .compute_budget import BudgetClock
 from .model_tensors import iter_initializers
 from .parameter_orders import iter_arrangements
 from .row_matching import ROW
 
-Array = np.ndarray[Any, Any]
 _KINDS = frozenset({"int8", "uint8", "int4", "uint4"})
 # elements of which codes and a parameter are compared first
 _SAMPLE = 4096
@@ -225,7 +224,7 @@ def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def audit_codes(
-    stored: Mapping[str, Array], proto: onnx.ModelProto, clock: BudgetClock
+    stored: Arrays, proto: onnx.ModelProto, clock: BudgetClock
 ) -> Iterator[tuple[str, int, str, AlteredCode]]:
     """Give (weight, elements, parameter, code) for each weight of a quantized file in which single codes are altered.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -19,7 +19,9 @@ from ...graphs.dims import Dims, evaluate_dim
 from ...graphs.shape_inference import infer_graph, stated_types
 from ...inputs.input_cases import InputCase, join_sizes
 from ...model import InputSpec
+from ...storage.proto_traversal import attribute_graphs
 from .reference_models import Original
+from .wording import list_some
 
 # bytes of an element in float64
 _WIDE = 8
@@ -134,7 +136,7 @@ class BudgetClock:
         if self.undecided:
             yield (
                 "fewer roundings were drawn than decide, for want of time, on "
-                f"{_list_cases([*self.undecided])}: what fails"
+                f"{_list_cases(self.undecided)}: what fails"
                 " there may pass with more"
             )
         for label in self.blamed:
@@ -156,20 +158,8 @@ class BudgetClock:
         return processor_time() - self.begun
 
 
-def _list_cases(cases: Sequence[str]) -> str:
-    unique = [*dict.fromkeys(cases)]
-    if len(unique) > _NAMED:
-        more = f" and {len(unique) - _NAMED} more"
-    else:
-        more = ""
-    return ", ".join(unique[:_NAMED]) + more
-
-
-def _iter_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
+def _list_cases(cases: Iterable[str]) -> str:
+    return list_some([*dict.fromkeys(cases)])
 
 
 class _MemoryScope:
@@ -187,7 +177,7 @@ class _MemoryScope:
         kept = {name: len(self._nodes) for name in (v.name for v in graph.output)}
         self._last = {name: place for place, node in enumerate(self._nodes) for name in node.input} | kept
         self._bodies = {
-            place: [_MemoryScope(body, self.shapes) for body in _iter_bodies(node)]
+            place: [_MemoryScope(body, self.shapes) for a in node.attribute for body in attribute_graphs(a)]
             for place, node in enumerate(self._nodes)
         }
 

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...inputs.array_conversion import to_numpy
 from ...model import LoadedModel
 from ...runtimes.torch_runners import lifted_values
-
-Array = np.ndarray[Any, Any]
+from ...types import Array
 
 # elements of a result
 _LARGEST = 2**22

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from ...graphs.input_comparisons import JUMPS, compares_values, comparison_thresholds
-from ...inputs.input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
+from ...inputs.input_cases import EXTREME, InputCase, is_floating_input
 from ...loading.program_signature import traced_dtype
 from ...model import InputSpec, LoadedModel, ModelSignature
 from ...runtimes.float64_evaluator import inline_functions
 from ...runtimes.rounding_noise import split_op_names
 from ...runtimes.torch_runners import lifted_values
+from ...types import Array
+from .edge_cases import CaseMaker
 from .reference_models import FileModel, Original, pair_tensor_inputs
 
 # elements of a constant that is read as thresholds
@@ -62,20 +64,26 @@ def threshold_cases(
     """
     specs = {spec.name: spec for spec in model.inputs if is_floating_input(spec)}
     for name, wanted in thresholds.items():
-        if name not in specs:
-            continue
-        values = [v for v in wanted if _input_holds(v, specs[name], types)]
+        values = [v for v in wanted if name in specs and _input_holds(v, specs[name], types)]
         for start in range(min(_GROUPS, len(values))):
             group = values[start::_GROUPS]
             told = ", ".join(f"{v:g}" for v in group[:_GROUPS])
-            for half in (0, 1):
-                yield InputCase(
-                    f"{name} at {told}{', the other half' if half else ''}{describe_sizes(opt)}",
-                    EXTREME,
-                    _feeds_at_thresholds(model, opt, seed + start, name, group, half),
-                    promised=False,
-                    sizes=tuple(opt.items()),
-                )
+            maker = CaseMaker(model, opt, seed + start)
+            for half, which in enumerate(("", ", the other half")):
+                change = partial(_set_to_thresholds, name=name, values=group, half=half)
+                yield maker.changed_case(f"{name} at {told}{which}", EXTREME, change, promised=False)
+
+
+def _set_to_thresholds(
+    feeds: dict[str, Array], rng: np.random.Generator, name: str, values: Sequence[float], half: int
+) -> None:
+    x = feeds[name]
+    flat = x.reshape(-1).copy()
+    order = rng.permutation(flat.size)
+    # A single element is in both cases.
+    places = order[half::2] if flat.size > 1 else order
+    flat[places] = np.resize(np.asarray(values), places.size).astype(flat.dtype)
+    feeds[name] = flat.reshape(x.shape)
 
 
 def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
@@ -90,23 +98,20 @@ def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iter
     points = np.arange(-_REACH, _REACH + 1)
     fewest = min(prod(spec.concrete_shape(opt)) for spec in free)
     for number in range(min(_GRIDS, -(-points.size // max(fewest, 1)))):
-        name = f"multiples of {_STEP:g}{f', number {number}' if number else ''}{describe_sizes(opt)}"
-        make = partial(_feeds_at_points, model, opt, seed, [spec.name for spec in free], points, number)
-        yield InputCase(name, EXTREME, make, promised=False, sizes=tuple(opt.items()))
+        name = f"multiples of {_STEP:g}{f', number {number}' if number else ''}"
+        change = partial(_set_to_points, names=[spec.name for spec in free], points=points, number=number)
+        yield CaseMaker(model, opt, seed).changed_case(name, EXTREME, change, promised=False)
 
 
-def _feeds_at_points(
-    model: ModelSignature, opt: Mapping[str, int], seed: int, names: Sequence[str], points: np.ndarray, number: int
-) -> dict[str, np.ndarray]:
+def _set_to_points(
+    feeds: dict[str, Array], rng: np.random.Generator, names: Sequence[str], points: Array, number: int
+) -> None:
     """Lay out the points in random order; small inputs take the next ones in the next case."""
-    rng = np.random.default_rng(seed)
-    feeds = model.samples(seed, opt)
     for name in names:
-        size = feeds[name].size
-        order = np.concatenate([rng.permutation(points) for _ in range(-(-size * (number + 1) // points.size))])
-        steps = order[size * number : size * (number + 1)].reshape(feeds[name].shape)
-        feeds[name] = (steps * _STEP).astype(feeds[name].dtype)
-    return feeds
+        x = feeds[name]
+        order = np.concatenate([rng.permutation(points) for _ in range(-(-x.size * (number + 1) // points.size))])
+        steps = order[x.size * number : x.size * (number + 1)].reshape(x.shape)
+        feeds[name] = (steps * _STEP).astype(x.dtype)
 
 
 def has_decisions(model: Original) -> bool:
@@ -118,13 +123,20 @@ def has_decisions(model: Original) -> bool:
 
 def _is_decision(node: torch.fx.Node) -> bool:
     dtype = traced_dtype(node.args[0]) if node.args else None
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or dtype is None or not dtype.is_floating_point:
+    op = _op_name(node)
+    if op is None or dtype is None or not dtype.is_floating_point:
         return False
-    op = schema.name.partition("::")[2].removesuffix("_copy")
     whole = op in ("to", "_to_copy", "type_as") and traced_dtype(node) in _INTEGERS
     divided = op == "floor_divide" or node.kwargs.get("rounding_mode") is not None
     return op in _COMPARISONS or op in _BUCKETS or op in JUMPS or op in _REMAINDERS or whole or divided
+
+
+def _op_name(node: torch.fx.Node) -> str | None:
+    """Return "add" of aten::add; None of what is no operator of torch."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return None
+    return str(schema.name).partition("::")[2].removesuffix("_copy")
 
 
 def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
@@ -133,22 +145,6 @@ def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
     with np.errstate(all="ignore"):
         exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)
     return exact and (spec.range is None or spec.range[0] <= value <= spec.range[1])
-
-
-def _feeds_at_thresholds(
-    model: ModelSignature, opt: Mapping[str, int], seed: int, name: str, values: Sequence[float], half: int
-) -> Callable[[], dict[str, np.ndarray]]:
-    def make_feeds() -> dict[str, np.ndarray]:
-        feeds = model.samples(seed, opt)
-        flat = feeds[name].reshape(-1).copy()
-        order = np.random.default_rng(seed).permutation(flat.size)
-        # A single element is in both cases.
-        places = order[half::2] if flat.size > 1 else order
-        flat[places] = np.resize(np.asarray(values), places.size).astype(flat.dtype)
-        feeds[name] = flat.reshape(feeds[name].shape)
-        return feeds
-
-    return make_feeds
 
 
 # ------------------------------------------------------------------ of a PyTorch model
@@ -169,11 +165,7 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
             constants[node] = value
         if node.op != "call_function":
             continue
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            op = "getitem"
-        else:
-            op = schema.name.partition("::")[2].removesuffix("_copy")
+        op = _op_name(node) or "getitem"
         for operand, values in _iter_decisions(node, op, constants):
             for origin in origins.get(operand, ()):
                 # The input may have been negated on the way.
@@ -199,8 +191,7 @@ def _iter_decisions(
             return [float(v) for v in constants[operand].double().unique() if v.isfinite()]
         # torch compares in the tensor's type.
         dtype = traced_dtype(args[0])
-        known = isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point
-        if known:
+        if isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point:
             return [float(torch.tensor(operand, dtype=dtype))]
         return []
 

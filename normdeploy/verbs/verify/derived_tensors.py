@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ...dtypes import UNIT_ROUNDOFF
-
-Array = np.ndarray[Any, Any]
+from ...types import Array, Arrays
+from .parameter_orders import iter_arrangements, squeeze_shape
 
 # Units of roundoff: a product or two, and the roundings of their factors.
 ROUNDINGS = 8
@@ -113,7 +112,7 @@ def mark_differences(
 
 
 def find_derivation(
-    array: Array, stored: Mapping[str, Array], form: FloatSpacing, require_time: Callable[[], None] = lambda: None
+    array: Array, stored: Arrays, form: FloatSpacing, require_time: Callable[[], None] = lambda: None
 ) -> str | None:
     """Name the derivation that gives ``array``, float64, from tensors of the model; None if none does.
 
@@ -135,13 +134,15 @@ def find_derivation(
             return made.name
     for name, expected, size in _iter_adapter_merges(array, same, stored):
         require_time()
-        for arranged, magnitudes in zip(_iter_dim_orders(expected, array), _iter_dim_orders(size, array), strict=True):
+        for arranged, magnitudes in zip(
+            iter_arrangements(expected, array), iter_arrangements(size, array), strict=True
+        ):
             if not mark_differences(array, arranged, magnitudes, form).any():
                 return name
     return None
 
 
-def _is_one_of(values: Array, tensors: Mapping[str, Array]) -> bool:
+def _is_one_of(values: Array, tensors: Arrays) -> bool:
     """Return whether a derivation leaves a tensor as it is, as a relu of positive numbers does: it explains nothing."""
     return any(np.array_equal(values.reshape(-1), tensor.reshape(-1)) for tensor in tensors.values())
 
@@ -201,26 +202,24 @@ def _combine_tensors(
     return value, np.abs(x) + np.abs(y) if label in "+-" else np.abs(value)
 
 
-def _iter_elementwise(same: Mapping[str, Array], array: Array, form: FloatSpacing) -> Iterator[_Derivation]:
+def _iter_elementwise(same: Arrays, array: Array, form: FloatSpacing) -> Iterator[_Derivation]:
     """Derive tensors element by element from those of as many elements as ``array``, in the order of its dims."""
     for name, p in same.items():
-        for arranged in _iter_dim_orders(p, array):
+        for arranged in iter_arrangements(p, array):
             for label, function in FUNCTIONS.items():
                 yield _Derivation(f"{label} {name}", partial(_apply_function, function, arranged, form))
     pairs = [(a, b) for a in same for b in same if a != b]
     for a, b in pairs[:_MOST_PAIRS]:
         p = same[a]
         q = same[b]
-        if _squeezed_shape(p) != _squeezed_shape(q):
+        if squeeze_shape(p.shape) != squeeze_shape(q.shape):
             continue
-        for one, other in zip(_iter_dim_orders(p, array), _iter_dim_orders(q.reshape(p.shape), array), strict=True):
+        for one, other in zip(iter_arrangements(p, array), iter_arrangements(q.reshape(p.shape), array), strict=True):
             for label, combine in PAIRS.items():
                 yield _Derivation(f"{a} {label} {b}", partial(_combine_tensors, label, combine, one, other))
 
 
-def _iter_adapter_merges(
-    array: Array, same: Mapping[str, Array], stored: Mapping[str, Array]
-) -> Iterator[tuple[str, Array, Array]]:
+def _iter_adapter_merges(array: Array, same: Arrays, stored: Arrays) -> Iterator[tuple[str, Array, Array]]:
     """Merge adapters of low rank into a matrix: W + s * B @ A, s fitted."""
     matrices = {n: p for n, p in stored.items() if p.ndim == 2}
     for name, p in same.items():
@@ -242,17 +241,3 @@ def _iter_adapter_merges(
                         scale = 0.0
                     terms = np.abs(q.astype(np.float64)) @ np.abs(r.astype(np.float64))
                     yield f"{name} + {scale:.6g} * {a} @ {b}", p + scale * product, np.abs(p) + abs(scale) * terms
-
-
-def _squeezed_shape(array: Array) -> tuple[int, ...]:
-    return tuple(size for size in array.shape if size != 1)
-
-
-def _iter_dim_orders(value: Array, like: Array) -> Iterator[Array]:
-    """Give ``value`` in the shape of ``like``: as it lies, and with its dims in every fitting order."""
-    yield value.reshape(like.shape)
-    small = value.reshape(_squeezed_shape(value))
-    if 2 <= small.ndim <= 4:
-        for order in permutations(range(small.ndim)):
-            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == _squeezed_shape(like):
-                yield small.transpose(order).reshape(like.shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ from ...inputs.input_cases import (
     is_floating_input,
 )
 from ...model import Dim, InputSpec, ModelSignature
+from ...types import Array, Arrays
 from .reference_models import Original, count_flops
 
 # times a usual value
@@ -48,13 +50,14 @@ _WORK = 2e9
 
 
 @dataclass(frozen=True)
-class EdgeCases:
-    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes were
-    run."""
+class InputPlan:
+    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes are
+    run; ``too_large``: sizes whose inner tensors cost too much."""
 
     cases: tuple[InputCase, ...]
-    left_out: tuple[str, ...]
-    most: int
+    left_out: tuple[str, ...] = ()
+    most: int = 0
+    too_large: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class IntegerHints:
     """
 
     named: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    examples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    examples: Arrays = field(default_factory=dict)
     free: Collection[str] = ()
 
 
@@ -77,7 +80,7 @@ def make_edge_cases(
     most: int | None = None,
     work: float = 0.0,
     integers: IntegerHints | None = None,
-) -> EdgeCases:
+) -> InputPlan:
     """Every generated case of ``verify``.
 
     Args:
@@ -108,17 +111,9 @@ def make_edge_cases(
             continue
         ran.add(key)
         spent += cost
-        seed = 1000 + number
-        cases.append(
-            InputCase(
-                f"seed {seed}{describe_sizes(sizes)}",
-                "random",
-                _sample_maker(model, seed, sizes),
-                promised=False,
-                sizes=key,
-            )
-        )
-    return EdgeCases(tuple(cases), tuple(left_out), limit)
+        maker = CaseMaker(model, sizes, 1000 + number)
+        cases.append(maker.changed_case(f"seed {maker.seed}", "random", _leave_as_drawn, promised=False))
+    return InputPlan(tuple(cases), tuple(left_out), limit)
 
 
 def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
@@ -129,7 +124,7 @@ def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
     sizes = claim.usual_sizes
     for seed in range(seeds):
         name = f"seed {seed}{describe_sizes(sizes)}, as the file claims its inputs"
-        yield InputCase(name, "random", _sample_maker(claim, seed, sizes), promised=False)
+        yield InputCase(name, "random", partial(claim.samples, seed, sizes), promised=False)
 
 
 def has_unknown_range(spec: InputSpec) -> bool:
@@ -143,31 +138,21 @@ def _compared_integer_cases(
     """Each integer that a file compares an input with, and the next one: a branch that no other input takes may hang
     on it."""
     specs = {spec.name: spec for spec in model.inputs}
+    maker = CaseMaker(model, opt, seed)
     for name, values in named.items():
         kind = np.iinfo(specs[name].dtype)
         drawn = range(2) if has_unknown_range(specs[name]) else range(0)
         low, high = (kind.min, kind.max + 1) if drawn else specs[name].range or (0, 0)
         for value in dict.fromkeys(n for v in values for n in (v, v + 1 if v >= 0 else v - 1)):
             if low <= value < high and value not in drawn:
-                yield InputCase(
-                    f"{name} around {value}{describe_sizes(opt)}",
-                    "random",
-                    _feeds_with_value(model, opt, seed, name, value),
-                    promised=False,
-                    sizes=tuple(opt.items()),
-                )
+                change = partial(_set_half_to, name=name, value=value)
+                yield maker.changed_case(f"{name} around {value}", "random", change, promised=False)
 
 
-def _feeds_with_value(
-    model: ModelSignature, opt: Mapping[str, int], seed: int, name: str, value: int
-) -> Callable[[], dict[str, np.ndarray]]:
-    def make_feeds() -> dict[str, np.ndarray]:
-        feeds = model.samples(seed, opt)
-        kept = np.random.default_rng(seed).random(feeds[name].shape) < _KEPT if feeds[name].size > 1 else False
-        feeds[name] = np.where(kept, feeds[name], np.asarray(value, feeds[name].dtype))
-        return feeds
-
-    return make_feeds
+def _set_half_to(feeds: dict[str, Array], rng: np.random.Generator, name: str, value: int) -> None:
+    x = feeds[name]
+    kept = rng.random(x.shape) < _KEPT if x.size > 1 else False
+    feeds[name] = np.where(kept, x, np.asarray(value, x.dtype))
 
 
 def _small_integer_cases(
@@ -191,7 +176,7 @@ def _small_integer_cases(
     widened = ModelSignature(inputs=wide, outputs=model.outputs, kind=model.kind)
     for seed in range(seeds):
         name = f"seed {seed}{describe_sizes(opt)}, {told}"
-        yield InputCase(name, kind, _sample_maker(widened, seed, opt), promised=False, sizes=tuple(opt.items()))
+        yield InputCase(name, kind, partial(widened.samples, seed, opt), promised=False, sizes=tuple(opt.items()))
 
 
 def _widen_range(spec: InputSpec) -> InputSpec:
@@ -201,7 +186,7 @@ def _widen_range(spec: InputSpec) -> InputSpec:
     return replace(spec, range=(max(int(kind.min), -_SMALL), _SMALL + 1))
 
 
-def _example_size_cases(model: ModelSignature, seeds: int, examples: Mapping[str, np.ndarray]) -> Iterator[InputCase]:
+def _example_size_cases(model: ModelSignature, seeds: int, examples: Arrays) -> Iterator[InputCase]:
     """Random inputs at the sizes of the example call, in which each open integer is one up to its largest there, and
     the example itself."""
     tops = {
@@ -224,7 +209,7 @@ def _example_size_cases(model: ModelSignature, seeds: int, examples: Mapping[str
     called = ModelSignature(inputs=inputs, outputs=model.outputs, kind=model.kind)
     for seed in range(seeds):
         told = ", ".join(f"{name} up to {top}" for name, top in tops.items())
-        yield InputCase(f"seed {seed}, {told}", "random", _sample_maker(called, seed, {}), promised=False)
+        yield InputCase(f"seed {seed}, {told}", "random", partial(called.samples, seed, {}), promised=False)
 
 
 def make_affordable_cases(
@@ -234,7 +219,7 @@ def make_affordable_cases(
     *,
     quantized: bool = False,
     integers: IntegerHints | None = None,
-) -> EdgeCases:
+) -> InputPlan:
     """``make_edge_cases``, more sizes being run the cheaper the model is.
 
     ``quantized``: all files are, and run a dozen times in float64 on each input: not above the opt sizes where one run
@@ -248,8 +233,31 @@ def make_affordable_cases(
     return make_edge_cases(model, seeds, most=most, work=work, integers=integers)
 
 
-def _sample_maker(model: ModelSignature, seed: int, sizes: Mapping[str, int]) -> Callable[[], dict[str, np.ndarray]]:
-    return lambda: model.samples(seed, sizes)
+# What changes random inputs in place.
+Change = Callable[[dict[str, Array], np.random.Generator], None]
+
+
+@dataclass(frozen=True)
+class CaseMaker:
+    """Makes cases of random inputs at given sizes of the dims."""
+
+    model: ModelSignature
+    sizes: Mapping[str, int]
+    seed: int
+
+    def changed_case(self, name: str, kind: str, change: Change, *, promised: bool = True) -> InputCase:
+        """Return the case in which random inputs are changed, its sizes in its name."""
+
+        def make_feeds() -> dict[str, Array]:
+            feeds = self.model.samples(self.seed, self.sizes)
+            change(feeds, np.random.default_rng(self.seed))
+            return feeds
+
+        return InputCase(f"{name}{describe_sizes(self.sizes)}", kind, make_feeds, promised, tuple(self.sizes.items()))
+
+
+def _leave_as_drawn(feeds: dict[str, Array], rng: np.random.Generator) -> None:
+    pass
 
 
 # ------------------------------------------------------------------ values
@@ -259,75 +267,45 @@ def _is_unbounded_float(spec: InputSpec) -> bool:
     return is_floating_input(spec) and spec.range is None
 
 
+Edit = Callable[[Array, np.random.Generator], Array]
+
+
 def _extreme_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
     """All negative, all positive, constant, times 100, one outlier: in every floating input without a stated range."""
     free = {spec.name for spec in model.inputs if _is_unbounded_float(spec)}
-    if not free:
-        return
-
-    def add_outlier(v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return _insert_in_first_row(v, rng, _OUTLIER)
-
-    changes: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    edits: dict[str, Edit] = {
         "all negative": lambda v, rng: -np.abs(v),
         "all positive": lambda v, rng: np.abs(v),
         "constant": lambda v, rng: np.full_like(v, rng.standard_normal()),
         "times 100": lambda v, rng: v * 100,
-        "one outlier": add_outlier,
+        "one outlier": partial(_insert_in_first_row, value=_OUTLIER),
     }
-    for name, change in changes.items():
-        yield InputCase(
-            f"{name}{describe_sizes(opt)}",
-            EXTREME,
-            _changed_feeds(model, opt, seed, free, change),
-            sizes=tuple(opt.items()),
-        )
+    for name, edit in edits.items() if free else ():
+        yield CaseMaker(model, opt, seed).changed_case(name, EXTREME, partial(_edit_inputs, names=free, edit=edit))
 
 
 def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
     """A NaN, an Inf and a −Inf in one element of one input."""
     for name in [spec.name for spec in model.inputs if _is_unbounded_float(spec)][:_PLACED]:
-        for value in (np.nan, np.inf, -np.inf):
-
-            def insert_value(v: np.ndarray, rng: np.random.Generator, value: float = value) -> np.ndarray:
-                return _insert_in_first_row(v, rng, value)
-
-            kind = NAN if np.isnan(value) else INFINITE
-            yield InputCase(
-                f"one {value} in {name}{describe_sizes(opt)}",
-                kind,
-                _changed_feeds(model, opt, seed, {name}, insert_value),
-                sizes=tuple(opt.items()),
-            )
+        for value, kind in ((np.nan, NAN), (np.inf, INFINITE), (-np.inf, INFINITE)):
+            change = partial(_edit_inputs, names={name}, edit=partial(_insert_in_first_row, value=value))
+            yield CaseMaker(model, opt, seed).changed_case(f"one {value} in {name}", kind, change)
 
 
-def _insert_in_first_row(values: np.ndarray, rng: np.random.Generator, value: float) -> np.ndarray:
+def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) -> Array:
     """``value`` in an element of the first row: the others show whether it spreads."""
     changed = values.copy()
     if changed.size:
-        if changed.ndim:
-            first = changed.reshape(len(changed), -1)[0]
-        else:
-            first = changed.reshape(-1)
+        first = changed.reshape(len(changed) if changed.ndim else 1, -1)[0]
         first[rng.integers(first.size)] = value
     return changed
 
 
-def _changed_feeds(
-    model: ModelSignature,
-    opt: Mapping[str, int],
-    seed: int,
-    names: set[str],
-    change: Callable[[np.ndarray, np.random.Generator], np.ndarray],
-) -> Callable[[], dict[str, np.ndarray]]:
-    def make_feeds() -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(seed)
-        feeds = model.samples(seed, opt)
-        # in half precision times 100 may leave the range
-        with np.errstate(all="ignore"):
-            return {n: change(v.astype(np.float64), rng).astype(v.dtype) if n in names else v for n, v in feeds.items()}
-
-    return make_feeds
+def _edit_inputs(feeds: dict[str, Array], rng: np.random.Generator, names: Collection[str], edit: Edit) -> None:
+    # in half precision times 100 may leave the range
+    with np.errstate(all="ignore"):
+        for name in [name for name in feeds if name in names]:
+            feeds[name] = edit(feeds[name].astype(np.float64), rng).astype(feeds[name].dtype)
 
 
 # ------------------------------------------------------------------ tables
@@ -337,26 +315,24 @@ def _table_row_cases(model: ModelSignature, seed: int, most: int | None) -> Iter
     """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are
     random already."""
     plans = [model.usual_sizes, *find_largest_sizes(model, most).kept]
-    tables = {spec.name: spec for spec in model.inputs if _is_index_input(spec)}
-    for name, spec in tables.items():
-        assert spec.range is not None
-        low, span = int(spec.range[0]), int(spec.range[1]) - int(spec.range[0])
+    for spec in model.inputs:
+        if spec.range is None or not _is_index_input(spec):
+            continue
+        low = int(spec.range[0])
+        span = int(spec.range[1]) - low
         sizes = next((p for p in plans if -(-span // max(prod(spec.concrete_shape(p)), 1)) <= _ROW_CASES), None)
         if sizes is None:
             continue
         count = max(prod(spec.concrete_shape(sizes)), 1)
         for start in range(0, span, count):
+            rows = f"rows {low + start} to {low + min(start + count, span) - 1} of {spec.name}"
+            change = partial(_set_rows, name=spec.name, low=low, span=span, start=start)
+            yield CaseMaker(model, sizes, seed).changed_case(rows, "random", change)
 
-            def make_feeds(
-                name: str = name, low: int = low, span: int = span, start: int = start, sizes: Mapping[str, int] = sizes
-            ) -> dict[str, np.ndarray]:
-                feeds = model.samples(seed, sizes)
-                values = feeds[name]
-                feeds[name] = (low + (start + np.arange(values.size)) % span).reshape(values.shape).astype(values.dtype)
-                return feeds
 
-            rows = f"rows {low + start} to {low + min(start + count, span) - 1} of {name}{describe_sizes(sizes)}"
-            yield InputCase(rows, "random", make_feeds, sizes=tuple(sizes.items()))
+def _set_rows(feeds: dict[str, Array], rng: np.random.Generator, name: str, low: int, span: int, start: int) -> None:
+    x = feeds[name]
+    feeds[name] = (low + (start + np.arange(x.size)) % span).reshape(x.shape).astype(x.dtype)
 
 
 def _is_index_input(spec: InputSpec) -> bool:

@@ -21,6 +21,7 @@ from ...runtimes.torch_runners import lifted_values
 from ...storage.onnx_files import load_small_weights
 from .reference_models import FileModel, Original
 from .runtime_candidates import HALF_TYPES, ComparedFile
+from .wording import list_some
 
 # no epsilon is larger
 _LARGEST = 0.1
@@ -40,14 +41,10 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
         stated = dict(_iter_epsilons(load_small_weights(subject.path)))
         foreign = {n: value for n, value in stated.items() if _is_round(value) and not _is_among(value, known)}
         if foreign and known:
-            some = ", ".join(f"{value:g} of {node!r}" for node, value in [*foreign.items()][:_NAMED])
-            if len(foreign) > _NAMED:
-                more = f" and {len(foreign) - _NAMED} more"
-            else:
-                more = ""
+            some = list_some([f"{value:g} of {node!r}" for node, value in foreign.items()], _NAMED)
             near = ", ".join(f"{value:g}" for value in known[:_NAMED])
             notes.append(
-                f"{subject.label}: the epsilon {some}{more} is none of the model's ({near}). Outputs may not show it:"
+                f"{subject.label}: the epsilon {some} is none of the model's ({near}). Outputs may not show it:"
                 " compare it with the model's source"
             )
     return notes

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ...types import Array, Arrays
 from .parameter_orders import iter_arrangements
-
-Array = np.ndarray[Any, Any]
 
 
 def cast_parameter(parameter: Array, dtype: Any) -> Array:
@@ -24,7 +22,7 @@ _Key = tuple[int, bytes, int]
 class EqualTensors:
     """The model's tensors by what no order of their dims changes, so that many weights take no time of their square."""
 
-    def __init__(self, stored: Mapping[str, Array]) -> None:
+    def __init__(self, stored: Arrays) -> None:
         self._stored = stored
         self._by_key: dict[np.dtype[Any], dict[_Key, list[str]]] = {}
         self._repeated: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], list[str]] = {}

@@ -23,6 +23,7 @@ from ...rewriting import perturbed_model
 from ...runtimes import RunResult
 from ...runtimes.rounding_noise import FLOAT32, RoundingRunner
 from ...runtimes.torch_runners import EagerRunner
+from ...types import Arrays
 from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 
@@ -38,7 +39,7 @@ class ReferenceRun:
     """What PyTorch makes of the model at one choice of sizes."""
 
     sizes: str
-    feeds: Mapping[str, np.ndarray]
+    feeds: Arrays
     outputs: RunResult
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
+from ...types import Arrays
 
 # of an input of lengths or indices: among more, one value says little
 _MOST_ELEMENTS = 64
 _MOST_VALUES = 3
 
-Feeds = Mapping[str, np.ndarray]
+Feeds = Arrays
 
 
 def find_failing_integers(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str | None:

@@ -36,8 +36,8 @@ from ...model import LoadedModel
 from ...storage.onnx_files import load_onnx
 from ...types import Progress
 from ..build.build_function import Engine
-from .calibrated_ranges import rejudge_within_ranges
 from .claimed_inputs import describe_unseen_sizes
+from .compared_files import open_files_of_model
 from .comparison_notes import (
     collect_notes,
     note_computed_weights,
@@ -49,14 +49,22 @@ from .comparison_result import Comparison
 from .compute_budget import BudgetClock, ComparisonBudget
 from .epsilon_audit import find_foreign_epsilons
 from .file_drift import measure_file_drift
-from .input_plan import are_quantized, open_files_of_model, plan_inputs
+from .input_plan import are_quantized, plan_inputs
 from .io_matching import Map
 from .optimizer_bisect import blame_optimizers
 from .output_results import OutputResult
 from .precision_trial import PrecisionTrial
 from .random_draws import random_nodes_of_file, random_ops_of_program
 from .reference_models import FileModel, FloatReference, Original, model_label
-from .runtime_candidates import OFF, ComparedFile, File, NotRun, RuntimeCandidate, inspect_file, make_candidates
+from .runtime_candidates import (
+    OFF,
+    ComparedFile,
+    File,
+    NotRun,
+    RuntimeCandidate,
+    inspect_file,
+    make_candidates,
+)
 from .tensor_drift import DriftPoint
 from .weight_audit import audit_weights
 
@@ -319,7 +327,7 @@ def _run_trials(
             trial = trial_for_precision(candidate.compute_precision(usual))
             trial.run_candidate(candidate)
     for trial in trials.values():
-        rejudge_within_ranges(trial)
+        trial.rejudge_within_ranges()
         blame_optimizers(trial, tell, clock)
     return trials
 

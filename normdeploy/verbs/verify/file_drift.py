@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import onnx
 
 from ...errors import NormdeployError
 from ...model import LoadedModel
 from ...precision.emulated_half import emulate_half
 from ...storage.onnx_files import load_onnx
-from ...types import Progress
+from ...types import Arrays, Progress
 from .compute_budget import BudgetClock
 from .io_matching import rename_ends
 from .runtime_candidates import OFF, ON, STEPWISE, ComparedFile
@@ -22,7 +21,7 @@ from .tensor_drift import DriftPoint, apply_ort_optimizer, measure_drift
 def measure_file_drift(
     model: LoadedModel,
     subject: ComparedFile,
-    feeds: Mapping[str, np.ndarray],
+    feeds: Arrays,
     precision: str,
     progress: Progress | None = None,
     clock: BudgetClock | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,55 +15,15 @@ from ...inputs.input_cases import LENIENT, SMALL_IN_HALF, InputCase, NamedInputs
 from ...model import LoadedModel
 from ...runtimes.tensor_spec import as_numpy
 from ...storage.onnx_files import load_small_weights
+from ...types import Array
 from .compute_budget import ComparisonBudget, InnerSizes, drop_large_cases, shrink_usual_sizes
 from .decision_thresholds import find_model_thresholds, grid_cases, has_decisions, threshold_cases
-from .edge_cases import EdgeCases, IntegerHints, has_unknown_range, make_affordable_cases
-from .io_matching import Map, parse_map
-from .reference_models import (
-    FileModel,
-    Original,
-    find_unused_inputs,
-    model_outputs,
-    model_unit_roundoff,
-    rounds_itself,
-    stores_codes,
-)
-from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile, File, open_compared_files
+from .edge_cases import InputPlan, IntegerHints, has_unknown_range, make_affordable_cases
+from .reference_models import FileModel, Original
+from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile
 
 # of one input of one file that are tried
 _THRESHOLDS = 8
-
-
-@dataclass(frozen=True)
-class InputPlan:
-    """``left_out``: sizes that cost too much, each with the reason; ``too_large``: those whose inner tensors do;
-    ``most``: the input elements up to which sizes are run."""
-
-    cases: tuple[InputCase, ...]
-    left_out: tuple[str, ...]
-    too_large: tuple[str, ...]
-    most: int
-
-
-def open_files_of_model(
-    model: Original, files: Iterable[File], names: Map | None
-) -> tuple[list[ComparedFile], list[str]]:
-    """Return the files that are compared with a model, and notes on them.
-
-    Args:
-        names: as for ``verify``.
-    """
-    return open_compared_files(
-        files,
-        model,
-        model_outputs(model),
-        parse_map(names or (), model),
-        ordered=names is not None,
-        own_unit=model_unit_roundoff(model),
-        rounding_model=rounds_itself(model),
-        unused=find_unused_inputs(model),
-        stores_codes=stores_codes(model),
-    )
 
 
 def plan_inputs(
@@ -81,24 +41,21 @@ def plan_inputs(
         insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = shrink_usual_sizes(model, insides, budget)
     opt = usual.usual_sizes
-    if own is None:
+    more = list[InputCase]()
+    if own is not None:
+        plan = InputPlan(tuple(check_user_cases(model, own, _half_input_types(compared))))
+    else:
         plan = make_affordable_cases(
             usual, seeds, most, quantized=are_quantized(compared), integers=_integer_hints(model, compared)
         )
-    else:
-        plan = EdgeCases(tuple(check_user_cases(model, own, _half_input_types(compared))), (), 0)
-    more = (
-        small_value_cases(usual, seeds, SMALL_IN_HALF)
-        if own is None and any(s.computing.halves for s in compared)
-        else []
-    )
-    if own is None:
         halves = sorted({FLOATS[kind] for s in compared for kind in s.computing.halves})
+        if halves:
+            more += small_value_cases(usual, seeds, SMALL_IN_HALF)
         more += threshold_cases(usual, opt, seeds, find_model_thresholds(model), halves)
         more += grid_cases(usual, opt, seeds) if has_decisions(model) else ()
     cases = [case for case in (*plan.cases, *more) if case.kind not in LENIENT or not are_quantized(compared)]
     cases, too_large = drop_large_cases(cases, opt, insides, budget)
-    return InputPlan(tuple(_mark_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)
+    return replace(plan, cases=tuple(_mark_unpromised(model, cases)), too_large=tuple(too_large))
 
 
 def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> IntegerHints:
@@ -123,7 +80,7 @@ def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> Integer
     return IntegerHints(named, examples, whole - taken)
 
 
-def _example_inputs(model: Original) -> dict[str, np.ndarray]:
+def _example_inputs(model: Original) -> dict[str, Array]:
     """Return the inputs that the program was traced with; {} where they are not kept."""
     if not isinstance(model, LoadedModel) or model.program.example_inputs is None:
         return {}

@@ -8,8 +8,9 @@ Where they share some, one that is missing is missing. Nothing passes by a wrong
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,7 +18,9 @@ import onnx
 from ...errors import InputError
 from ...graphs.proto_queries import value_info_type
 from ...model import ModelSignature
+from ...runtimes import RunResult
 from ...storage.proto_traversal import attribute_graphs, required_inputs
+from ...types import Arrays
 
 Shape = tuple[int | None, ...]
 _LAYOUTS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2)}
@@ -57,6 +60,39 @@ class NameMatch:
     notes: tuple[str, ...] = ()
     # Inputs of the model that the file does not take, and the model does not use.
     spared: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenamedFile:
+    """A file beside a model that may call its inputs and outputs otherwise.
+
+    ``inputs`` and ``outputs``: its names -> the model's, where they differ. ``types``: of the inputs of an ONNX file,
+    by the model's names.
+    """
+
+    path: Path
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, np.dtype] = field(default_factory=dict)
+
+    def rename_types(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
+        """Of its inputs, by the model's names."""
+        return {self.inputs.get(name, name): kind for name, kind in types.items()}
+
+    def own_feeds(self, feeds: Arrays) -> RunResult:
+        """Return the model's inputs by the file's names, in its types."""
+        theirs = {ours: name for name, ours in self.inputs.items()}
+        return {
+            theirs.get(name, name): value.astype(self.types.get(name, value.dtype), copy=False)
+            for name, value in feeds.items()
+        }
+
+    def model_results(self, result: RunResult) -> RunResult:
+        """Return the file's outputs by the model's names."""
+        renamed = {ours: result[name] for name, ours in self.outputs.items() if name in result}
+        # what is another's is not its own
+        own = {name: value for name, value in result.items() if name not in renamed and name not in self.outputs}
+        return own | renamed
 
 
 Map = Sequence["str | tuple[str, str]"] | Mapping[str, str]

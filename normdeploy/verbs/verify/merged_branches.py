@@ -16,8 +16,7 @@ import numpy as np
 
 from ...loading.train_mode_checks import bind_node_arguments, operator_name
 from ...model import LoadedModel
-
-Array = np.ndarray[Any, Any]
+from ...types import Array, Arrays
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class _LinearMap:
         )
 
 
-def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+def iter_merged_tensors(model: LoadedModel, stored: Arrays) -> Iterator[tuple[str, Array, Array]]:
     """(of what, values, magnitudes) of each weight and bias of a sum of branches. ``stored``: the model's tensors by
     name."""
     signature = model.program.graph_signature
@@ -78,9 +77,7 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
             made = _linear_of_batch_norm(linear_map_of(given.get("input")), given, stored_tensor)
         elif op in ("add", "sub") and given.get("alpha", 1) == 1 and hasattr(given.get("other"), "name"):
             made = _add_linear(linear_map_of(given["self"]), linear_map_of(given["other"]), 1 if op == "add" else -1)
-            if made is not None and len(made.names) > 0 and made.w is not None and made.w.ndim > 2:
-                yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
-                yield f"the branches {', '.join(made.names)}", made.c, made.size_c
+            yield from _iter_merged(made)
         elif op in ("add", "sub") and given.get("other") == 0:
             # the beginning of a sum in a loop
             made = linear_map_of(given["self"])
@@ -88,11 +85,17 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
             made = _multiply_linear(
                 linear_map_of(given["self"]), stored_tensor(given.get("other"))
             ) or _multiply_linear(linear_map_of(given.get("other")), stored_tensor(given["self"]))
-            if made is not None and made.w is not None and made.w.ndim > 2:
-                yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
-                yield f"the branches {', '.join(made.names)}", made.c, made.size_c
+            yield from _iter_merged(made)
         if made is not None:
             known[node.name] = made
+
+
+def _iter_merged(made: _LinearMap | None) -> Iterator[tuple[str, Array, Array]]:
+    """Yield the weight and the bias of merged branches."""
+    if made is not None and made.w is not None and made.size_w is not None and made.w.ndim > 2:
+        source = f"the branches {', '.join(made.names)}"
+        yield source, made.w, made.size_w
+        yield source, made.c, made.size_c
 
 
 def _linear_of_convolution(

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,11 +14,10 @@ from ...inputs.array_conversion import to_numpy
 from ...loading.train_mode_checks import bind_node_arguments, operator_name
 from ...model import LoadedModel
 from ...precision.type_conversion import initializer_values
-from ...storage.proto_traversal import attribute_value
+from ...storage.proto_traversal import attribute_graphs, attribute_value
+from ...types import Array, Arrays
 from .bias_shifts import BatchNormShifts, BiasShift, FixedShift, Shifts
 from .reference_models import FileModel, Original
-
-Array = np.ndarray[Any, Any]
 
 
 def model_tensors_by_name(model: Original) -> dict[str, Array]:
@@ -48,9 +46,7 @@ def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from (tensor for tensor in graph.initializer if tensor.data_type != onnx.TensorProto.STRING)
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (
-                (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
-            ):
+            for inner in attribute_graphs(attribute):
                 yield from iter_initializers(inner)
 
 
@@ -65,47 +61,72 @@ class BatchNorm:
     mean: str | None
     variance: str | None
 
+    def read_vectors(self, stored: Arrays) -> NormVectors | None:
+        """Return its numbers, [C] in float64; None where its variance is not stored."""
+        variance = stored.get(self.variance or "")
+        if variance is None:
+            return None
+        channels = variance.size
+
+        def channel_vector(name: str | None, default: float) -> Array:
+            own = stored.get(name or "")
+            if own is None:
+                return np.full(channels, default)
+            return own.astype(np.float64).reshape(-1)
+
+        gamma = channel_vector(self.weight, 1.0)
+        variance = variance.astype(np.float64).reshape(-1)
+        return NormVectors(
+            variance=variance,
+            gamma=gamma,
+            scale=gamma / np.sqrt(variance + self.epsilon),
+            mean=channel_vector(self.mean, 0.0),
+            shift=channel_vector(self.bias, 0.0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormVectors:
+    """The numbers of a BatchNorm, which makes (x - mean) * scale + shift of each channel."""
+
+    variance: Array
+    gamma: Array
+    scale: Array
+    mean: Array
+    shift: Array
+
 
 def iter_batch_norms(model: Original) -> Iterator[BatchNorm]:
     """Yield the BatchNorms of a model whose statistics it holds."""
     yield from _batch_norms_of_file(model) if isinstance(model, FileModel) else _batch_norms_of_program(model)
 
 
-def iter_bias_shifts(model: Original, stored: Mapping[str, Array]) -> Iterator[Shifts]:
+def iter_bias_shifts(model: Original, stored: Arrays) -> Iterator[Shifts]:
     """Give what each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps); and the
     scale."""
-
-    def channel_tensor(name: str | None, default: float, like: Array) -> Array:
-        own = stored.get(name or "")
-        if own is None:
-            return np.full(like.size, default)
-        return own.astype(np.float64).reshape(-1)
-
     biases: dict[int, dict[str, Array]] = {}
     stacked: dict[int, Array] = {}
     for norm in iter_batch_norms(model):
-        variance = stored.get(norm.variance or "")
-        if variance is None:
+        vectors = norm.read_vectors(stored)
+        if vectors is None:
             continue
-        scale = channel_tensor(norm.weight, 1.0, variance) / np.sqrt(
-            variance.astype(np.float64).reshape(-1) + norm.epsilon
-        )
+        scale = vectors.scale
         if scale.size not in biases:
             # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
-            vectors = {n: v.reshape(-1) for n, v in stored.items() if v.size == scale.size == max(v.shape, default=1)}
-            biases[scale.size] = {"no bias": np.zeros(scale.size)} | vectors
+            fitting = {n: v.reshape(-1) for n, v in stored.items() if v.size == scale.size == max(v.shape, default=1)}
+            biases[scale.size] = {"no bias": np.zeros(scale.size)} | fitting
             stacked[scale.size] = np.stack([v.astype(np.float64) for v in biases[scale.size].values()])
         yield BatchNormShifts(
             sources=[f"{bias} by the BatchNorm {norm.owner}" for bias in biases[scale.size]],
             biases=stacked[scale.size],
-            mean=channel_tensor(norm.mean, 0.0, variance),
+            mean=vectors.mean,
             scale=scale,
-            shift=channel_tensor(norm.bias, 0.0, variance),
+            shift=vectors.shift,
         )
         yield FixedShift(BiasShift(f"the BatchNorm {norm.owner}", scale, np.abs(scale)))
 
 
-def fold_batch_norms(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
+def fold_batch_norms(model: Original, stored: Arrays) -> dict[str, Array]:
     """Return the weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
     scales = [(s.shift.source, s.shift.values) for s in iter_bias_shifts(model, stored) if isinstance(s, FixedShift)]
     return {

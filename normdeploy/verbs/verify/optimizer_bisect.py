@@ -114,8 +114,9 @@ def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wr
     if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
         return
     make = partial(OrtRunner, model.path or model.proto, provider=candidate.provider)
-    subject = replace(candidate.subject, inputs={}, outputs={}, steps=None)
-    shared = RuntimeCandidate(candidate.name, make, subject, types=input_types(model.proto.graph))
+    types = input_types(model.proto.graph)
+    subject = replace(candidate.subject, inputs={}, outputs={}, steps=None, types=types)
+    shared = RuntimeCandidate(candidate.name, make, subject)
     theirs = {r.output: r for r in trial.measure_candidate(shared, sorted({r.case for r in wrong}))}
     for mine in wrong:
         same = theirs.get(mine.output)
@@ -159,9 +160,7 @@ def blame_optimizer(
     provider = candidate.provider
 
     def is_right_with(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
-        return trial.passes(
-            RuntimeCandidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names
-        )
+        return trial.passes(RuntimeCandidate(candidate.name, make, candidate.subject), outputs, names)
 
     # It may double what the comparison took, and no more.
     search = clock.extended_clock()
@@ -192,12 +191,10 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
     """Judge the file with operands that stay floats, if it passes so; whether it does."""
     assert candidate.subject is not None
     make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries=FLOAT_OPERANDS)
-    fresh = RuntimeCandidate(candidate.name, make, candidate.subject, types=candidate.types)
+    fresh = RuntimeCandidate(candidate.name, make, candidate.subject)
     if not trial.passes(fresh, outputs):
         return False
-    off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
-    candidate.tallies = fresh.tallies
-    candidate.measures = fresh.measures
+    off = _take_over(trial, candidate, fresh, outputs)
     candidate.option = "=".join(*FLOAT_OPERANDS.items())
     candidate.without = (
         f"{candidate.file_label}: by default {candidate.name} rounds activations to 8 bits in front of "
@@ -218,14 +215,11 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
     assert subject is not None
     if subject.steps is not None or not rounds_itself(trial.model):
         return False
-    budget = StepBudget(subject.path, subject.inputs, subject.outputs, subject.types)
-    stepped = replace(subject, steps=budget)
+    stepped = replace(subject, steps=StepBudget(subject))
     fresh = replace(candidate, subject=stepped, sources=("activations",), tallies={}, runner=None, ran=0)
     if not trial.passes(fresh, outputs):
         return False
-    off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
-    candidate.tallies = fresh.tallies
-    candidate.measures = fresh.measures
+    off = _take_over(trial, candidate, fresh, outputs)
     candidate.without = (
         f"{candidate.file_label}: {candidate.name} computes with integers what the file says in floats. Biases "
         "and sums are"
@@ -233,6 +227,16 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
         " activations allow, on inputs that are finite and of the usual size"
     )
     return True
+
+
+def _take_over(
+    trial: PrecisionTrial, candidate: RuntimeCandidate, fresh: RuntimeCandidate, outputs: Collection[str]
+) -> OutputResult:
+    """Judge a candidate by what another one came to; return its own result that was farthest off."""
+    own = [result for result in trial.candidate_results(candidate) if result.output in outputs]
+    candidate.tallies = fresh.tallies
+    candidate.measures = fresh.measures
+    return max(own, key=lambda result: result.max_abs_error)
 
 
 def list_applied_optimizers(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str]:

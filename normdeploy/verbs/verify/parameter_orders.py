@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import Any
 
-import numpy as np
+from ...types import Array
 
-from .row_matching import squeeze_shape
 
-Array = np.ndarray[Any, Any]
+def squeeze_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Leave out dims of one."""
+    return tuple(size for size in shape if size != 1)
 
 
 def iter_arrangements(parameter: Array, like: Array) -> Iterator[Array]:

@@ -24,6 +24,7 @@ from ...compare.policy import ALL, Policy, Rule, parse_threshold, parse_toleranc
 from ...errors import InputError
 from ...storage.regular_file import read_regular
 from ...storage.toml_parsing import parse_toml
+from ...types import PathLike
 
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
@@ -43,7 +44,7 @@ class PolicyFile:
     labels: str | None = None
 
 
-def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
+def read_policy(path: PathLike) -> PolicyFile:
     """
     Raises:
         InputError: there is no such file, it is no TOML, or holds a key or value that means nothing; with its line

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -19,10 +19,9 @@ from ...inputs.input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_
 from ...precision.type_conversion import FORMATS
 from ...runtimes import RunResult
 from ...runtimes.torch_runners import HALVES
+from ...types import Array, Arrays
 from .case_answers import CaseAnswer, divides_zero_by_zero, is_comparable
 from .compute_budget import BudgetClock, processor_time
-from .half_overflow import HalfOverflows
-from .open_clips import OpenClips
 from .output_results import OutputResult
 from .output_verdicts import candidate_results
 from .quantization_budget import ROUNDED, UNROUNDED
@@ -38,11 +37,20 @@ from .reference_models import (
 from .rule_measures import OutputMeasures, resolve_policy
 from .runtime_candidates import HALF_TYPES, RuntimeCandidate
 from .runtime_tallies import RuntimeTallies
+from .stand_in_results import StandInResults
+from .wording import list_some
 
 # nodes without a float64 form, named
 _NARROW = 3
 # sizes that the model does not take, each told with the error
 _REFUSALS = 3
+
+
+def round_inputs(feeds: Arrays, half: np.dtype | None) -> dict[str, Array]:
+    """Return floating inputs as numbers of ``half``, in their own types; None: as they are."""
+    if half is None:
+        return dict(feeds)
+    return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
 
 
 class PrecisionTrial:
@@ -76,11 +84,7 @@ class PrecisionTrial:
         self._each, self._refused = each, list[tuple[str, str]]()
         # Processor seconds for each element of the inputs.
         self._pace = 0.0
-        # Results that stand in for those of a runtime, where these are known not to be the file's fault.
-        self._stand_ins = (
-            HalfOverflows(self.notes).result_without_overflow,
-            OpenClips(self.notes).result_without_clips,
-        )
+        self._stand_ins = StandInResults(self.notes)
         self.answers: list[CaseAnswer] = []
         self.candidates: list[RuntimeCandidate] = []
         self._reference = reference
@@ -116,14 +120,9 @@ class PrecisionTrial:
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
-            if more[_REFUSALS:]:
-                rest = f" and {len(more) - _REFUSALS} more"
-            else:
-                rest = ""
-            self.notes.append(f"nor at {', '.join(case for case, _ in more[:_REFUSALS])}{rest}")
+            self.notes.append(f"nor at {list_some([case for case, _ in more], _REFUSALS)}")
         if narrow := self._reference.describe_narrow_nodes():
-            self.narrow = ", ".join(narrow[:_NARROW])
-            self.narrow += f" and {len(narrow) - _NARROW} more" if narrow[_NARROW:] else ""
+            self.narrow = list_some(narrow, _NARROW)
             self.notes.append(
                 f"no float64 form: {self.narrow}; onnxruntime ran it in its own type for the reference too, so"
                 " its results may differ by the roundings of two runs"
@@ -143,7 +142,7 @@ class PrecisionTrial:
         try:
             eager = self.eager.runner.infer(feeds)
         except InputError as error:
-            # Values that a module may refuse, NaN say, were promised by nobody.
+            # Arrays that a module may refuse, NaN say, were promised by nobody.
             if case.promised and case.kind not in LENIENT:
                 raise InputError(f"{case.name}: {error}") from error
             self._refused.append((case.name, str(error)))
@@ -181,7 +180,7 @@ class PrecisionTrial:
         self.tallying.tally_result(self.eager, self.answers[-1], eager)
 
     def _answer_in_bfloat16(
-        self, case: InputCase, feeds: Mapping[str, np.ndarray], eager: RunResult, reference: RunResult
+        self, case: InputCase, feeds: Arrays, eager: RunResult, reference: RunResult
     ) -> RunResult | None:
         """Return the answer with bfloat16's roundings where float16 loses an output for its range; None elsewhere.
 
@@ -209,14 +208,8 @@ class PrecisionTrial:
         self._beyond_range = True
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
 
-    def _rounded_feeds(self, case: InputCase) -> dict[str, np.ndarray]:
-        feeds = case.make()
-        half = self._half
-        if half is None:
-            return feeds
-        return {
-            n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()
-        }
+    def _rounded_feeds(self, case: InputCase) -> dict[str, Array]:
+        return round_inputs(case.make(), self._half)
 
     def _resolve_rules(self, reference: RunResult) -> None:
         """The rules for each output, once it is known what they are."""
@@ -226,7 +219,7 @@ class PrecisionTrial:
             self.eager.measures = OutputMeasures(self.tallying.policy, self._dataset)
         self._settled = True
 
-    def _run_rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
+    def _run_rounded(self, feeds: Arrays, seed: int) -> RunResult:
         return self._reference.float64_runner.run_rounded(feeds, seed, self._half_type)
 
     def run_candidate(self, candidate: RuntimeCandidate) -> None:
@@ -256,6 +249,20 @@ class PrecisionTrial:
             candidate.load(stack)
             self._run_cases(candidate, bounded=True)
         candidate.runner = None
+
+    def rejudge_within_ranges(self) -> None:
+        """Run the candidates of each file anew that fails, and whose ranges can be those of a calibration.
+
+        A quantized file of another tool records no ranges. Those that a calibration on inputs like these can have given
+        are taken for right: what they cut off is judged by nothing, as in a file that records its ranges
+        (`quantization_budget`).
+        """
+        budgets = {id(c.subject.steps): c.subject.steps for c in self.candidates if c.subject and c.subject.steps}
+        for budget in budgets.values():
+            own = [c for c in self.candidates if c.subject is not None and c.subject.steps is budget]
+            if any(not result for c in own for result in self.candidate_results(c)) and budget.trust_ranges():
+                for candidate in own:
+                    self.rerun_candidate(candidate)
 
     def passes(self, fresh: RuntimeCandidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
         """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
@@ -311,11 +318,10 @@ class PrecisionTrial:
             if result is not None:
                 narrow = {n: self._cast_to_model_type(candidate, n, v) for n, v in result.items()}
                 known = {n: v for n, v in narrow.items() if n in answer.reference}
-                for stand_in in self._stand_ins:
-                    known |= stand_in(candidate, answer, known)
+                known = self._stand_ins.replace_excused(candidate, answer, known)
                 self.tallying.tally_result(candidate, answer, narrow | known)
 
-    def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: np.ndarray) -> np.ndarray:
+    def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: Array) -> Array:
         """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):

@@ -35,10 +35,9 @@ the file fails: only a metric can tell what it is worth.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import onnx
@@ -50,6 +49,8 @@ from ...graphs.decomposed_dequantize import rewrite_as_dequantize
 from ...runtimes import HeldRunner, RunResult
 from ...runtimes.rounding_draws import RoundingDraw, Saturation
 from ...storage.onnx_files import load_onnx
+from ...types import Array, Arrays
+from .io_matching import RenamedFile
 
 if TYPE_CHECKING:
     from ...runtimes.quantized_float64 import QuantizedRunner
@@ -76,29 +77,18 @@ VOID = 1 / EAGER_MULTIPLE
 
 
 class StepBudget:
-    """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ.
+    """Of one quantized file.
 
     ``calibrated``: what quantizers make whose ranges are taken for those of a calibration; ``altered``: why one is not.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        inputs: Mapping[str, str],
-        outputs: Mapping[str, str],
-        types: Mapping[str, np.dtype],
-        calibrated: Collection[str] = (),
-        altered: str = "",
-    ) -> None:
-        self._path = path
-        self._types = types
-        self._outputs = outputs
-        self._theirs = {ours: theirs for theirs, ours in inputs.items()}
+    def __init__(self, subject: RenamedFile, calibrated: Collection[str] = (), altered: str = "") -> None:
+        self._subject = subject
         self._runner: QuantizedRunner | None = None
         self._cases: dict[str, CaseBudget] = {}
         # output -> squares of what the steps do, of the output
         self._sums: dict[str, list[float]] = {}
-        self._last: tuple[Mapping[str, np.ndarray], RoundingDraw, RunResult] | None = None
+        self._last: tuple[Arrays, RoundingDraw, RunResult] | None = None
         # why there is none
         self.failure: str | None = None
         self.calibrated = frozenset(calibrated)
@@ -107,7 +97,7 @@ class StepBudget:
         self.cut: list[str] = []
         self._random: list[_RandomRun] = []
 
-    def infer(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+    def infer(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
         """One run, by the model's names.
 
         Raises:
@@ -116,11 +106,10 @@ class StepBudget:
         if self._runner is None:
             from ...runtimes.quantized_float64 import QuantizedRunner
 
-            self._runner = QuantizedRunner(rewrite_as_dequantize(load_onnx(self._path)))
-        given = {self._theirs.get(n, n): v.astype(self._types.get(n, v.dtype), copy=False) for n, v in feeds.items()}
-        return {self._outputs.get(name, name): v for name, v in self._runner.run_with_draw(given, draw).items()}
+            self._runner = QuantizedRunner(rewrite_as_dequantize(load_onnx(self._subject.path)))
+        return self._subject.model_results(self._runner.run_with_draw(self._subject.own_feeds(feeds), draw))
 
-    def cached_answer(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+    def cached_answer(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
         """`infer`, or what a budget on these very ``feeds`` or the call before has of it already.
 
         Raises:
@@ -136,7 +125,7 @@ class StepBudget:
         return self._last[2]
 
     def case_budget(
-        self, case: str, kind: str, feeds: Mapping[str, np.ndarray], may_draw: Callable[[], bool] = lambda: True
+        self, case: str, kind: str, feeds: Arrays, may_draw: Callable[[], bool] = lambda: True
     ) -> CaseBudget | None:
         """The budget on one input; None where the file can't be evaluated, which ``failure`` says.
 
@@ -158,7 +147,7 @@ class StepBudget:
                 elements = sum(value.size for value in feeds.values())
                 self._random.append(_RandomRun(elements, self._cases[case].clipped))
             if kind in _USUAL:
-                for name in self._cases[case].spread["weights"]:
+                for name in self._cases[case].float_outputs:
                     sums = self._sums.setdefault(name, [0.0, 0.0])
                     sums[:] = (a + b for a, b in zip(sums, self._cases[case].sums_of_squares(name), strict=True))
         return self._cases[case]
@@ -237,7 +226,7 @@ class _RandomRun:
     clipped: frozenset[str]
 
 
-def _is_undecided(error: np.ndarray, bound: np.ndarray) -> bool:
+def _is_undecided(error: Array, bound: Array) -> bool:
     """Whether more draws may yet bring what lies outside within."""
     return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
 
@@ -250,14 +239,42 @@ def _relative_size(steps: float, size: float) -> float:
     return 0.0
 
 
+def raise_to_floor(moved: Array) -> Array:
+    """Return how far elements move, each at least half of the root mean square of all: few draws say little of one."""
+    typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+    return np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
+
+
+@dataclass
+class _Spread:
+    """``moved``: output -> how far its elements move at most in the draws so far, float32."""
+
+    moved: dict[str, Array]
+    width: float
+    runs: int = 0
+
+    @classmethod
+    def of_outputs(cls, outputs: Arrays, width: float) -> Self:
+        """Start without a draw, for the floating outputs."""
+        floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
+        return cls({name: np.zeros(value.shape, np.float32) for name, value in floats.items()}, width)
+
+    def add(self, run: Arrays, center: Arrays) -> None:
+        """Take one more draw in."""
+        self.runs += 1
+        for name, widest in self.moved.items():
+            if run[name].shape == widest.shape:
+                np.maximum(widest, absolute_difference(run[name], center[name], one_sided=0.0), out=widest)
+
+
 @dataclass
 class CaseBudget:
     """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
     says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends.
     ``may_draw``: asked before all draws but the first."""
 
-    run: Callable[[Mapping[str, np.ndarray], RoundingDraw], RunResult]
-    feeds: Mapping[str, np.ndarray]
+    run: Callable[[Arrays, RoundingDraw], RunResult]
+    feeds: Arrays
     last_clipped: Callable[[], frozenset[str]] = frozenset
     calibrated: frozenset[str] = frozenset()
     may_draw: Callable[[], bool] = lambda: True
@@ -266,12 +283,9 @@ class CaseBudget:
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
-    # source -> output -> the largest of the draws
-    spread: dict[str, dict[str, np.ndarray]] = field(init=False)
-    # the same of draws 4 times as wide
-    wide: dict[str, dict[str, np.ndarray]] = field(init=False)
-    _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
-    _wide_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
+    # by source: draws of the steps, and of 4 times these
+    _spread: dict[str, _Spread] = field(init=False)
+    _wide: dict[str, _Spread] = field(init=False)
 
     def __post_init__(self) -> None:
         self.plain = self.run(self.feeds, RoundingDraw())
@@ -279,83 +293,72 @@ class CaseBudget:
         by_calibration = bool(self.clipped) and self.clipped <= self.calibrated
         self.cut = self.run(self.feeds, RoundingDraw("exact")) if by_calibration else None
         self.center = self.run(self.feeds, UNBOUNDED)
-        floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
-        self.spread, self.wide = (
-            {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH} for _ in range(2)
-        )
-        for source in BOTH:
-            self._run_more_draws(source, _RUNS)
+        self._spread = {source: _Spread.of_outputs(self.center, 1.0) for source in BOTH}
+        self._wide = {source: _Spread.of_outputs(self.center, EAGER_MULTIPLE) for source in BOTH}
+        self._run_more_draws(self._spread, BOTH, _RUNS)
+
+    @property
+    def float_outputs(self) -> Collection[str]:
+        """The outputs that steps move by a part of themselves."""
+        return self._spread["weights"].moved
 
     def _run_draw(self, source: str, seed: int, width: float = 1.0) -> RunResult:
         if source == "weights":
             return self.run(self.feeds, RoundingDraw("exact", seed, clips=False, width=width))
         return self.run(self.feeds, RoundingDraw(seed, clips=False, width=width))
 
-    def _run_more_draws(self, source: str, runs: int, wide: bool = False) -> None:
-        spread, made = (self.wide, self._wide_runs) if wide else (self.spread, self._runs)
-        for seed in range(made[source], made[source] + runs):
-            run = self._run_draw(source, seed, EAGER_MULTIPLE if wide else 1.0)
-            for name, widest in spread[source].items():
-                if run[name].shape == widest.shape:
-                    np.maximum(widest, absolute_difference(run[name], self.center[name], one_sided=0.0), out=widest)
-        made[source] += runs
+    def _run_more_draws(self, spreads: Mapping[str, _Spread], sources: Sequence[str], least: int = 1) -> None:
+        """Draw as often again as before, and ``least`` times at least."""
+        for source in sources:
+            spread = spreads[source]
+            for _ in range(max(spread.runs, least)):
+                spread.add(self._run_draw(source, spread.runs, spread.width), self.center)
 
-    def allowed_error(
-        self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray | None = None
-    ) -> np.ndarray:
+    def allowed_error(self, output: str, sources: tuple[str, ...], base: Array, error: Array | None = None) -> Array:
         """The largest error of each element that passes; ``base``: without any quantization. More draws are made while
         ``error`` is not within."""
-        if output not in self.spread["weights"] or self.center[output].shape != base.shape:
+        if output not in self.float_outputs or self.center[output].shape != base.shape:
             return base
         bound = self._bound_of_elements(output, sources, base)
-        while (
-            error is not None
-            and self._runs[sources[0]] < _MOST_RUNS
-            and _is_undecided(error, bound)
-            and self.may_draw()
-        ):
-            for source in sources:
-                self._run_more_draws(source, self._runs[source])
+        if error is None:
+            return bound
+        first = self._spread[sources[0]]
+        while first.runs < _MOST_RUNS and _is_undecided(error, bound) and self.may_draw():
+            self._run_more_draws(self._spread, sources)
             bound = self._bound_of_elements(output, sources, base)
-        if error is not None and bool((error > bound).any()):
+        if bool((error > bound).any()):
             bound = np.maximum(bound, self._wide_bound(output, sources, base, error))
         return bound
 
-    def _wide_bound(self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray) -> np.ndarray:
+    def _wide_bound(self, output: str, sources: tuple[str, ...], base: Array, error: Array) -> Array:
         """What draws of `EAGER_MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
         while True:
-            bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
-            made = self._wide_runs[sources[0]]
+            bound = np.asarray(base + sum(self._wide[source].moved[output].astype(np.float64) for source in sources))
+            made = self._wide[sources[0]].runs
             outside = int((error > bound).sum())
             if not outside or made >= _MOST_WIDE or (made and outside > max(_FEW, error.size // 100)):
                 return bound
             if not self.may_draw():
                 return bound
-            for source in sources:
-                self._run_more_draws(source, max(self._wide_runs[source], _RUNS), wide=True)
+            self._run_more_draws(self._wide, sources, _RUNS)
 
-    def _bound_of_elements(self, output: str, sources: tuple[str, ...], base: np.ndarray) -> np.ndarray:
+    def _bound_of_elements(self, output: str, sources: tuple[str, ...], base: Array) -> Array:
         total = np.zeros(base.shape)
         for source in sources:
-            moved = self.spread[source][output].astype(np.float64)
-            if moved.size:
-                typical = float(np.sqrt(np.mean(moved**2)))
-            else:
-                typical = 0.0
-            total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
+            total += raise_to_floor(self._spread[source].moved[output].astype(np.float64))
         return np.asarray(base + EAGER_MULTIPLE * total)
 
     def sums_of_squares(self, output: str) -> tuple[float, float]:
         """Sums over the elements: of what the steps do, and of the output."""
         value = self.center[output]
-        steps = sum(self.spread[source][output].astype(np.float64) ** 2 for source in BOTH)
+        steps = sum(self._spread[source].moved[output].astype(np.float64) ** 2 for source in BOTH)
         return float(np.nansum(steps)), float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
 
     def relative_error(self, output: str) -> float:
         """What the steps move the output by over its size, root mean squares."""
         return _relative_size(*self.sums_of_squares(output))
 
-    def explain_integers(self, output: str, value: np.ndarray) -> np.ndarray:
+    def explain_integers(self, output: str, value: Array) -> Array:
         """Which integers some draw gives too."""
         right = np.zeros(value.shape, bool)
         for seed in range(_MOST_RUNS):
@@ -376,7 +379,7 @@ class UnroundedReference:
         self._runner = QuantizedRunner(proto)
         self._answers: dict[tuple[str, bool], RunResult] = {}
 
-    def answer_case(self, case: str, feeds: Mapping[str, np.ndarray], clips: bool) -> RunResult:
+    def answer_case(self, case: str, feeds: Arrays, clips: bool) -> RunResult:
         """On the input called ``case``; ``clips``: at the ends of its ranges.
 
         Raises:
@@ -395,7 +398,7 @@ class FileReplica(HeldRunner):
         self._budget = budget
         self._draw = draw
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             RuntimeUnavailable: a node can't be computed in float64.

@@ -8,7 +8,7 @@ runtime, so that each element may be off by what other roundings of the activati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,10 @@ from ...graphs.quantization_info import all_quantizations, is_quantized
 from ...runtimes.quantized_float64 import QuantizedRunner
 from ...runtimes.rounding_draws import RoundingDraw
 from ...storage.onnx_files import load_onnx
-from ...types import PathLike
+from ...types import Array, Arrays, PathLike
+from .quantization_budget import raise_to_floor
 
 _DRAWS = 3
-# of the root mean square of what the draws do: three say little of one element
-_FLOOR = 0.5
 _FOUR_BITS = ("int4", "uint4")
 
 
@@ -33,8 +32,8 @@ _FOUR_BITS = ("int4", "uint4")
 class QuantizedAnswer:
     """By the file's outputs, in their order; ``allowed``: how far each element may be off for other roundings."""
 
-    outputs: dict[str, np.ndarray]
-    allowed: dict[str, np.ndarray]
+    outputs: dict[str, Array]
+    allowed: dict[str, Array]
 
 
 def is_supported_quantized(file: PathLike) -> bool:
@@ -52,9 +51,7 @@ def has_four_bit_weights(file: PathLike) -> bool:
     return any(layer.weight in _FOUR_BITS for q in all_quantizations(load_onnx(file)) for layer in q.quantized_layers())
 
 
-def evaluate_quantized(
-    file: PathLike, feeds: Mapping[str, np.ndarray], weights: bool = False
-) -> QuantizedAnswer | None:
+def evaluate_quantized(file: PathLike, feeds: Arrays, weights: bool = False) -> QuantizedAnswer | None:
     """What ``file`` says of ``feeds``; None where float64 can't tell.
 
     ``weights``: the outputs may differ by what half a step of each stored weight does, too: those of the model before.
@@ -76,9 +73,8 @@ def evaluate_quantized(
     return QuantizedAnswer(plain, allowed)
 
 
-def _allowed_error(value: np.ndarray, draws: Sequence[np.ndarray]) -> np.ndarray:
+def _allowed_error(value: Array, draws: Sequence[Array]) -> Array:
     if value.dtype.kind != "f" or any(draw.shape != value.shape for draw in draws):
         return np.zeros(value.shape)
     moved = np.max([absolute_difference(draw, value, one_sided=0.0) for draw in draws], axis=0)
-    typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
-    return np.asarray(EAGER_MULTIPLE * np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0))
+    return EAGER_MULTIPLE * raise_to_floor(moved)

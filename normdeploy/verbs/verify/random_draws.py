@@ -8,6 +8,8 @@ import onnx
 import torch
 
 from ...graphs.proto_queries import RANDOM
+from ...storage.onnx_domains import is_standard
+from ...storage.onnx_files import iter_bodies
 
 __all__ = ["random_nodes_of_file", "random_ops_of_program"]
 
@@ -68,25 +70,17 @@ def _is_random_in_eval(node: torch.fx.Node) -> bool:
 
 def random_nodes_of_file(proto: onnx.ModelProto) -> tuple[str, ...]:
     """Each node of the file that draws, with its name: "RandomNormalLike 'noise'"."""
-    on = {i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.BOOL and any(_bool_values(i))}
-    graphs = [proto.graph]
-    nodes = [n for f in proto.functions for n in f.node]
-    nodes += proto.graph.node
-    while graphs:
-        for node in graphs.pop().node:
-            bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-            graphs += bodies
-            nodes += [inner for body in bodies for inner in body.node]
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                value = node.attribute[0].t
-                if value.data_type == onnx.TensorProto.BOOL and any(_bool_values(value)):
-                    on.add(node.output[0])
-    found = [n for n in nodes if n.domain in ("", "ai.onnx") and (n.op_type in RANDOM or _is_active_dropout(n, on))]
+    nodes = [node for body in iter_bodies(proto) for node in body.node]
+    on = {tensor.name for tensor in proto.graph.initializer if _is_true(tensor)}
+    for node in nodes:
+        if node.op_type == "Constant" and any(a.name == "value" and _is_true(a.t) for a in node.attribute):
+            on.add(node.output[0])
+    found = [n for n in nodes if is_standard(n) and (n.op_type in RANDOM or _is_active_dropout(n, on))]
     return tuple(dict.fromkeys(f"{n.op_type} {n.name!r}" if n.name else n.op_type for n in found))
 
 
-def _bool_values(tensor: onnx.TensorProto) -> list[bool]:
-    return [bool(v) for v in onnx.numpy_helper.to_array(tensor).reshape(-1)]
+def _is_true(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type == onnx.TensorProto.BOOL and bool(onnx.numpy_helper.to_array(tensor).any())
 
 
 def _is_active_dropout(node: onnx.NodeProto, on: set[str]) -> bool:

@@ -7,7 +7,7 @@ optimizer off is to it, or the session that was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +30,7 @@ from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.size_search import find_runnable_sizes
 from ...runtimes.torch_runners import EagerRunner, HalfRunner
 from ...storage.onnx_files import load_onnx, normalize_model
+from ...types import Arrays
 from .io_matching import TensorEnd, graph_ends
 
 # in the place of eager
@@ -63,32 +64,27 @@ class FileModel(ModelSignature):
     session: Any = None
     guessed: bool = False
     notes: tuple[str, ...] = ()
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def float64_runner(self) -> OnnxFloat64Runner:
         """Made when asked for; once it has run, it holds the weights in float64."""
-        if "wide" not in self._made:
-            self._made["wide"] = OnnxFloat64Runner(self.proto)
-        return self._made["wide"]  # type: ignore[no-any-return]
+        return OnnxFloat64Runner(self.proto)
 
-    @property
+    @cached_property
     def coarsest_unit(self) -> float:
         """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
-        if "unit" not in self._made:
-            self._made["unit"] = self.float64_runner.unit
-        return self._made["unit"]  # type: ignore[no-any-return]
+        return self.float64_runner.unit
 
     def release_runner(self) -> None:
         """Give up ``float64_runner``."""
-        self._made.pop("wide", None)
+        self.__dict__.pop("float64_runner", None)
 
     def with_inlined_functions(self) -> Self:
         """Return the model with its functions' nodes in the places that call them, run by a session of our own."""
         proto = inline_functions(self.proto)
         if proto is self.proto:
             return self
-        return replace(self, proto=proto, path=None, session=None, _made={})
+        return replace(self, proto=proto, path=None, session=None)
 
 
 Original = LoadedModel | FileModel
@@ -251,11 +247,12 @@ class _OwnPrecisionRunner(HeldRunner):
                 if not model.coarsest_unit:
                     raise
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         outputs = self._run_model(feeds)
         # once is enough
         if not self._asked:
-            self._asked, again = True, self._run_model(feeds)
+            self._asked = True
+            again = self._run_model(feeds)
             if any(value.tobytes() != again[name].tobytes() for name, value in outputs.items()):
                 raise InputError(
                     f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
@@ -263,7 +260,7 @@ class _OwnPrecisionRunner(HeldRunner):
                 )
         return outputs
 
-    def _run_model(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def _run_model(self, feeds: Arrays) -> RunResult:
         if self._half is None and self._model.session is not None:
             return run_session(self._model.session, feeds, "the session that was given")
         if self._runner is not None:

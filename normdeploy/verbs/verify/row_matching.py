@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from ...types import Array
 from .derived_tensors import FloatSpacing
-
-Array = np.ndarray[Any, Any]
+from .parameter_orders import squeeze_shape
 
 # Elements, at least, that tell a row from others.
 ROW = 4
@@ -23,11 +23,6 @@ _MOST_COMPARED = 1 << 24
 _AT_ONCE = 1 << 22
 # Relative; two parameters that training has drawn apart are farther from each other in some element.
 NEAR = 1e-2
-
-
-def squeeze_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Leave out dims of one."""
-    return tuple(size for size in shape if size != 1)
 
 
 class RowMatcher:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from ...compare.policy import Policy, Rule, Threshold, Tolerance
 from ...compare.verdict import Verdict, nearest_to_bound
 from ...errors import InputError
 from ...inputs.input_cases import DATASET, HIDDEN, InputCase
+from ...types import Array, Arrays
 
 _USUAL = frozenset({"random", "given", DATASET})
 # where a tolerance is judged; outputs may vanish there, and no metric says anything
@@ -83,10 +83,10 @@ class RuleMeasure:
     def add(
         self,
         case: str,
-        value: np.ndarray | None,
-        reference: np.ndarray,
+        value: Array | None,
+        reference: Array,
         dtype: np.dtype,
-        labels: np.ndarray | None = None,
+        labels: Array | None = None,
     ) -> None:
         """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number
         is infinite.
@@ -108,21 +108,21 @@ class RuleMeasure:
     def verdict(self) -> RuleVerdict:
         if not self._broken and not self._seen:
             self._record_failure("", "it was run on no input on which this is judged")
-        if self._broken:
-            nan = float("nan")
-            return RuleVerdict(
-                str(self.rule), self.rule.kind, nan, self._least_value(), "fail", self._case, self._broken
-            )
-        return self._measured_verdict()
+        if not self._broken:
+            return self._measured_verdict()
+        verdict = self._make_verdict(float("nan"), self._least_value(), passes=False, case=self._case)
+        return replace(verdict, reason=self._broken)
+
+    def _make_verdict(self, measured: float, wanted: float, *, passes: bool, case: str = "") -> RuleVerdict:
+        verdict: Literal["pass", "fail"] = "pass" if passes else "fail"
+        return RuleVerdict(str(self.rule), self.rule.kind, measured, wanted, verdict, case)
 
     def _record_failure(self, case: str, reason: str) -> None:
         if not self._broken:
             self._broken = reason
             self._case = case
 
-    def _measure_input(
-        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
-    ) -> None:
+    def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         raise NotImplementedError
 
     def _measured_verdict(self) -> RuleVerdict:
@@ -139,9 +139,7 @@ class _ToleranceMeasure(RuleMeasure):
 
     _worst: Verdict | None = None
 
-    def _measure_input(
-        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
-    ) -> None:
+    def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         assert isinstance(self.rule, Tolerance)
         got = value.astype(np.float64)
         expected = reference.astype(np.float64)
@@ -164,9 +162,7 @@ class _ToleranceMeasure(RuleMeasure):
     def _measured_verdict(self) -> RuleVerdict:
         worst = self._worst
         assert worst is not None
-        return RuleVerdict(
-            str(self.rule), self.rule.kind, worst.error, worst.allowed, "pass" if worst else "fail", self._case
-        )
+        return self._make_verdict(worst.error, worst.allowed, passes=bool(worst), case=self._case)
 
 
 class _MetricMeasure(RuleMeasure):
@@ -177,12 +173,10 @@ class _MetricMeasure(RuleMeasure):
         self._metric = METRICS[rule.kind]
         self._least = float("inf")
         self._where = ""
-        self._agreeing: list[np.ndarray] = []
-        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self._agreeing: list[Array] = []
+        self._rows: list[tuple[Array, Array]] = []
 
-    def _measure_input(
-        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
-    ) -> None:
+    def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         if reason := _describe_non_finite(value, reference):
             self._record_failure(case, f"{reason}, of which {self._metric.name} says nothing")
         elif self._metric.name == "nearest":
@@ -210,15 +204,10 @@ class _MetricMeasure(RuleMeasure):
             self._least = float(rows.mean())
             self._where = ""
         wanted = self._least_value()
-        verdict: Literal["pass", "fail"]
-        if self._least >= wanted:
-            verdict = "pass"
-        else:
-            verdict = "fail"
-        return RuleVerdict(str(self.rule), self.rule.kind, self._least, wanted, verdict, self._where)
+        return self._make_verdict(self._least, wanted, passes=self._least >= wanted, case=self._where)
 
 
-def _describe_non_finite(value: np.ndarray, reference: np.ndarray) -> str | None:
+def _describe_non_finite(value: Array, reference: Array) -> str | None:
     """Which of the two holds a NaN or an infinity, None where neither does."""
     if not np.isfinite(reference).all():
         return "the reference holds a NaN or an infinity"
@@ -236,9 +225,7 @@ class _AccuracyMeasure(RuleMeasure):
         # of the reference and of this output
         self._right, self._samples = [0, 0], 0
 
-    def _measure_input(
-        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
-    ) -> None:
+    def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         if labels is None:
             return
         rows, classes = reference.shape
@@ -265,13 +252,8 @@ class _AccuracyMeasure(RuleMeasure):
         (theirs, own), count, wanted = self._right, self._samples, self._least_value()
         # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
         drop = (theirs - own) / count
-        verdict: Literal["pass", "fail"]
-        if drop <= wanted:
-            verdict = "pass"
-        else:
-            verdict = "fail"
         shares = (theirs / count, own / count)
-        return RuleVerdict(str(self.rule), self.rule.kind, drop, wanted, verdict, accuracies=shares, samples=count)
+        return replace(self._make_verdict(drop, wanted, passes=drop <= wanted), accuracies=shares, samples=count)
 
 
 @dataclass
@@ -282,9 +264,7 @@ class OutputMeasures:
     dataset: bool = False
     _held: dict[str, tuple[RuleMeasure, ...]] = field(default_factory=dict)
 
-    def add(
-        self, output: str, case: InputCase, value: np.ndarray | None, reference: np.ndarray, dtype: np.dtype
-    ) -> None:
+    def add(self, output: str, case: InputCase, value: Array | None, reference: Array, dtype: np.dtype) -> None:
         if output not in self._held:
             self._held[output] = tuple(_make_measure(rule, self.dataset) for rule in self.policy.rules_for(output))
         for measure in self._held[output]:
@@ -303,7 +283,7 @@ def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
     return _MetricMeasure(rule, dataset)
 
 
-def resolve_policy(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[Policy, list[str]]:
+def resolve_policy(policy: Policy, outputs: Arrays) -> tuple[Policy, list[str]]:
     """The rules of each output by itself, and a note for each rule for all outputs that is none for one of them.
 
     Such a rule is for floating outputs: what an integer may be, the default rule knows better, which counts ties. One
@@ -337,7 +317,7 @@ def resolve_policy(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[P
     return Policy(rules, policy.required), notes
 
 
-def _explain_unmeasured(rule: Rule, value: np.ndarray, own: bool) -> str:
+def _explain_unmeasured(rule: Rule, value: Array, own: bool) -> str:
     if value.dtype.kind in "iub" and not (own and isinstance(rule, Tolerance)):
         return f"it is {value.dtype}, not floating"
     if isinstance(rule, Tolerance):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,12 +15,7 @@ from ...compare.error_tally import ErrorTally
 from ...compare.policy import Policy
 from ...dtypes import is_float_dtype
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from ...graphs.decomposed_dequantize import has_code_casts, rewrite_as_dequantize
-from ...graphs.qoperator_expansion import unexpandable_ops
-from ...graphs.quantization_info import is_quantized, quantized_ranges, read_recorded_ranges, read_recorded_runtime
 from ...inputs.input_cases import InputCase
-from ...model import ModelSignature
-from ...option_values import TENSORRT
 from ...precision.emulated_half import emulate_half
 from ...precision.type_conversion import FORMATS
 from ...runtimes import Runner, RunResult
@@ -31,10 +25,11 @@ from ...runtimes.rounding_draws import RoundingDraw
 from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
 from ...runtimes.third_party_runner import third_party_title as title_of_guest
 from ...runtimes.trt_runner import TITLES, TrtRunner, describe_missing_runtime, is_engine, read_runtime
-from ...storage.onnx_files import load_onnx, load_small_weights
+from ...storage.onnx_files import iter_bodies, load_onnx, load_small_weights
+from ...types import Arrays, PathLike
 from ..build.build_function import Engine
 from .compute_precision import ComputePrecision, find_compute_precision
-from .io_matching import Ends, TensorEnd, graph_ends, match_names, require_used_names
+from .io_matching import RenamedFile
 from .quantization_budget import BOTH, ROUNDED, UNROUNDED, FileReplica, StepBudget
 from .rule_measures import OutputMeasures
 
@@ -47,8 +42,6 @@ HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
 # of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
 # clip it)
-# relative: scales are float32
-_SAME_RANGE = 1e-6
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -67,29 +60,23 @@ NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "Scatt
 # quantizer is a NaN, nor does an output tell that there was one.
 FINITE_ALONE = frozenset({"GridSample", "RoiAlign", "QuantizeLinear"})
 
-File = Engine | str | os.PathLike[str]
+File = Engine | PathLike
 
 
-@dataclass(frozen=True)
-class ComparedFile:
+@dataclass(frozen=True, kw_only=True)
+class ComparedFile(RenamedFile):
     """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
 
     ``precision``: "fp16" or "bf16" where an ONNX file computes in it and the model does not, else "" (``computing``).
-    Of an engine it is known once it is loaded. ``inputs`` and ``outputs``: its names -> the model's, where they differ
-    (``names``).
+    Of an engine it is known once it is loaded.
     """
 
-    path: Path
     label: str
     runtime: str = ""
     precision: str = ""
-    # of the inputs of an ONNX file, by the model's names
-    types: Mapping[str, np.dtype] = field(default_factory=dict)
     computing: ComputePrecision = field(default_factory=ComputePrecision)
     # in an ONNX file, its subgraphs and functions
     ops: frozenset[str] = frozenset()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
     # of an ONNX file that is quantized
     steps: StepBudget | None = field(default=None, compare=False)
     # it was quantized for TensorRT, and onnxruntime need not load it
@@ -98,113 +85,11 @@ class ComparedFile:
     # Inputs of the model that it does not take.
     spared: frozenset[str] = frozenset()
 
-    def rename_types(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
-        """Of its inputs, by the model's names."""
-        return {self.inputs.get(name, name): kind for name, kind in types.items()}
-
-
-def open_compared_files(
-    files: Iterable[File],
-    model: ModelSignature,
-    ends: Sequence[TensorEnd],
-    names: Mapping[str, str] | None = None,
-    ordered: bool = True,
-    own_unit: float = 0.0,
-    rounding_model: bool = False,
-    unused: Collection[str] = (),
-    stores_codes: bool = False,
-) -> tuple[list[ComparedFile], list[str]]:
-    """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
-
-    Args:
-        ends: the model's outputs.
-        names: a file's name of an input or output -> the model's, as the user says.
-        ordered: whether names that differ are matched by their order.
-        own_unit: the unit roundoff of the model's coarsest type.
-        rounding_model: the model rounds as a quantized file does, so that no budget of steps is needed.
-        unused: inputs of the model that it does not use.
-        stores_codes: the model holds codes of weights itself, so that those of a file are no rounding.
-
-    Raises:
-        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
-            has.
-        GraphError: one is neither an engine nor ONNX.
-    """
-    paths = list(
-        {os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values()
-    )
-    if not paths:
-        raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
-    called = [p.name for p in paths]
-    given = names or {}
-    every = [inspect_file(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
-    graphs = {s.label: load_small_weights(s.path) for s in every if not s.runtime}
-    if len(graphs) == len(every):
-        require_used_names(given, model, {label: _io_names(proto.graph) for label, proto in graphs.items()})
-    named = list[ComparedFile]()
-    notes = list[str]()
-    for subject in every:
-        if subject.runtime:
-            inputs = {spec.name for spec in model.inputs}
-            own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
-            named.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
-            continue
-        matched = match_names(subject.label, graphs[subject.label].graph, model, ends, given, ordered, unused)
-        notes += matched.notes
-        subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs, spared=matched.spared)
-        subject = replace(subject, types=subject.rename_types(subject.types))
-        if any(own_unit >= FORMATS[half].unit_roundoff for half in subject.computing.halves):
-            # The model computes in half itself, and its own roundings say where.
-            subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
-        proto = graphs[subject.label]
-        if has_code_casts(proto) and not stores_codes:
-            proto = rewrite_as_dequantize(load_onnx(subject.path))
-        if is_quantized(proto) and not rounding_model:
-            subject, note = _with_step_budget(subject, proto)
-            notes.append(note)
-        named.append(subject)
-    return named, notes
-
-
-def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[ComparedFile, str]:
-    """A quantized file with the budget of its steps, and a note on what that is."""
-    if inside := unexpandable_ops(proto):
-        return subject, (
-            f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
-            " a metric: --metric 'cosine>=0.99'"
-        )
-    calibrated, altered = _calibrated_tensors(proto)
-    types = input_types(proto.graph)
-    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types, calibrated, altered)
-    return replace(subject, steps=budget, elsewhere=read_recorded_runtime(proto) in TENSORRT), (
-        f"{subject.label} is quantized: the default rule allows what half a step of each scale in it does to the"
-        " outputs, on inputs that are finite and of the usual size"
-    )
-
-
-def _calibrated_tensors(proto: onnx.ModelProto) -> tuple[list[str], str]:
-    """What quantizers make whose ranges are the recorded ones, and why one is not."""
-    record = read_recorded_ranges(proto)
-    now = quantized_ranges(proto)
-    for name, (low, high) in record.items():
-        ends = now.get(name)
-        if ends is not None and not np.allclose(ends, (low, high), rtol=_SAME_RANGE, atol=0):
-            return [], (
-                f"the range of {name!r} is {ends[0]:.4g} to {ends[1]:.4g}, and the file records that calibration gave"
-                f" {low:.4g} to {high:.4g}: its scale or zero point was changed since; quantize the model again"
-            )
-    return [name for name in record if name in now], ""
-
-
-def _io_names(graph: onnx.GraphProto) -> Ends:
-    inputs, outputs = graph_ends(graph)
-    return [end.name for end in inputs], [end.name for end in outputs]
-
 
 def inspect_file(path: Path, label: str = "") -> ComparedFile:
     """What kind of file it is, and what it takes where it is ONNX; ``label`` is its name unless another is given."""
     if is_engine(path):
-        return ComparedFile(path, label or path.name, read_runtime(path))
+        return ComparedFile(path=path, label=label or path.name, runtime=read_runtime(path))
     proto = load_small_weights(path)
     found = find_compute_precision(proto)
     return ComparedFile(
@@ -213,19 +98,8 @@ def inspect_file(path: Path, label: str = "") -> ComparedFile:
         precision=found.precision,
         types=input_types(proto.graph),
         computing=found,
-        ops=_op_types(proto),
+        ops=frozenset(node.op_type for body in iter_bodies(proto) for node in body.node),
     )
-
-
-def _op_types(proto: onnx.ModelProto) -> frozenset[str]:
-    waiting = [list(proto.graph.node), *(list(f.node) for f in proto.functions)]
-    ops = set[str]()
-    while waiting:
-        for node in waiting.pop():
-            ops.add(node.op_type)
-            waiting += [list(a.g.node) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-            waiting += [list(g.node) for a in node.attribute for g in a.graphs]
-    return frozenset(ops)
 
 
 def input_types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
@@ -279,8 +153,6 @@ class RuntimeCandidate:
     skipped: int = 0
     # cases
     ran: int = 0
-    # of its inputs
-    types: Mapping[str, np.dtype] = field(default_factory=dict)
     # of error that is allowed in a quantized file
     sources: tuple[str, ...] = BOTH
     # (output, kind of case)
@@ -305,16 +177,12 @@ class RuntimeCandidate:
         try:
             self.runner = stack.enter_context(self.make())
             if isinstance(self.runner, TrtRunner):
+                assert self.subject is not None
                 types = self.runner.input_dtypes()
                 # what was said of other files' inputs is not this one's
-                if self.subject is not None:
-                    self.subject = replace(
-                        self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types}
-                    )
-                if self.subject is None:
-                    self.types = types
-                else:
-                    self.types = self.subject.rename_types(types)
+                own = {theirs: ours for theirs, ours in self.subject.inputs.items() if theirs in types}
+                subject = replace(self.subject, inputs=own)
+                self.subject = replace(subject, types=subject.rename_types(types))
         except RuntimeUnavailable as error:
             self.unavailable = str(error)
         except GraphError as error:
@@ -324,54 +192,44 @@ class RuntimeCandidate:
                 self.failure = str(error)
                 self.crashes = isinstance(error, RuntimeCrash)
 
-    def infer(self, case: InputCase, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
+    def infer(self, case: InputCase, feeds: Arrays) -> RunResult | None:
         """None where it does not run (any more), or this case is none for it."""
         if self.runner is None:
             return None
-        if self.subject is not None and self.subject.spared:
-            feeds = {name: value for name, value in feeds.items() if name not in self.subject.spared}
-        # by the model's names
-        if isinstance(self.runner, FileReplica):
-            return self._run_replica(feeds)
-        feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
-        theirs = {} if self.subject is None else {ours: name for name, ours in self.subject.inputs.items()}
-        feeds = {theirs.get(name, name): value for name, value in feeds.items()}
+        subject = self.subject
+        if subject is not None and subject.spared:
+            feeds = {name: value for name, value in feeds.items() if name not in subject.spared}
+        # A replica takes and gives the model's names.
+        renames = subject is not None and not isinstance(self.runner, FileReplica)
+        if subject is not None and renames:
+            feeds = subject.own_feeds(feeds)
         if isinstance(self.runner, TrtRunner) and not self.runner.accepts_shapes(feeds):
             self.skipped += 1
             return None
         self.ran += 1
         try:
             result = self.runner.infer(feeds)
-            ours = {} if self.subject is None else {a: b for a, b in self.subject.outputs.items() if a in result}
-            # what is another's is not its own
-            held = {name: value for name, value in result.items() if name not in ours.values()}
-            return {ours.get(name, name): value for name, value in (held | {n: result[n] for n in ours}).items()}
         except RuntimeUnavailable as error:
-            self.runner, self.unavailable = None, str(error)
+            self.runner = None
+            self.unavailable = str(error)
+            return None
         except InputError as error:
-            self.runner, self.failure, self.where = None, str(error), case.name
-        return None
-
-    def _run_replica(self, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
-        assert self.runner is not None
-        self.ran += 1
-        try:
-            return self.runner.infer(feeds)
-        except RuntimeUnavailable as error:
-            self.runner, self.unavailable = None, str(error)
-        return None
+            self.runner = None
+            self.failure = str(error)
+            self.where = case.name
+            return None
+        if subject is not None and renames:
+            return subject.model_results(result)
+        return result
 
     def compute_precision(self, usual: str) -> str:
         """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
         files beside it."""
-        if self.subject is None or not self.subject.runtime:
-            if self.subject is not None:
-                return self.subject.precision
+        if self.subject is None:
             return ""
-        if isinstance(self.runner, TrtRunner):
-            stated = self.runner.float_types()
-        else:
-            stated = set[str]()
+        if not self.subject.runtime:
+            return self.subject.precision
+        stated = self.runner.float_types() if isinstance(self.runner, TrtRunner) else ()
         return next((short for short, name in FLOATS.items() if name in stated), usual)
 
 
@@ -388,16 +246,18 @@ def make_candidates(
     for subject in files:
         candidates += _replica_candidates(subject)
         for provider in ("cpu",) if reason else ("cpu", "cuda"):
-            candidates += [_onnxruntime_candidate(subject, provider, optimize) for optimize in (False, True)]
+            for optimize in (False, True):
+                make_session = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
+                title = ort_title(provider, optimize=optimize)
+                candidates.append(RuntimeCandidate(title, make_session, subject, provider, optimize))
         for name in dict.fromkeys(runners):
             make = partial(ThirdPartyRunner, name, subject.path)
-            candidates.append(
-                RuntimeCandidate(title_of_guest(require_runtime(name)), make, subject, types=subject.types)
-            )
+            candidates.append(RuntimeCandidate(title_of_guest(require_runtime(name)), make, subject))
         # onnxruntime's CPU provider has no bfloat16, and computes single float16 nodes in float32, without their Casts.
         if subject.precision or subject.computing.lowered or "bf16" in subject.computing.halves:
             wide = {n: np.dtype(np.float32) if is_float_dtype(t) else t for n, t in subject.types.items()}
-            candidates.append(RuntimeCandidate(STEPWISE, partial(_open_stepwise, subject.path), subject, types=wide))
+            stepwise = replace(subject, types=wide)
+            candidates.append(RuntimeCandidate(STEPWISE, partial(_open_stepwise, subject.path), stepwise))
     if len(files) == len(compared):
         not_run.append(NotRun("TensorRT", "no engine was given"))
     for subject in (s for s in compared if s.runtime):
@@ -407,13 +267,6 @@ def make_candidates(
         else:
             candidates.append(RuntimeCandidate(name, partial(TrtRunner, subject.path), subject))
     return candidates, not_run
-
-
-def _onnxruntime_candidate(subject: ComparedFile, provider: str, optimize: bool) -> RuntimeCandidate:
-    make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
-    return RuntimeCandidate(
-        ort_title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types
-    )
 
 
 def _replica_candidates(subject: ComparedFile) -> list[RuntimeCandidate]:

@@ -15,6 +15,7 @@ from ...graphs.qoperator_expansion import unexpandable_ops
 from ...graphs.quantization_info import is_quantized
 from ...inputs.input_cases import DATASET, NONFINITE
 from ...runtimes import RunResult
+from ...types import Array
 from .case_answers import CaseAnswer
 from .compute_budget import BudgetClock
 from .output_results import KINDS, kind_rank
@@ -116,7 +117,7 @@ class RuntimeTallies:
             if kind_rank(failing) <= kind_rank(kind) and (tally := candidate.tallies.get((output, failing))) is not None
         )
 
-    def _allowed_error(self, bounds: ErrorBounds, output: str, error: np.ndarray, *, draws: bool) -> np.ndarray:
+    def _allowed_error(self, bounds: ErrorBounds, output: str, error: Array, *, draws: bool) -> Array:
         return bounds.allowed_error(output, self.ratios.get(output, 1.0), error if draws else None)
 
     def _step_budget(self, candidate: RuntimeCandidate, answer: CaseAnswer) -> CaseBudget | None:
@@ -129,7 +130,7 @@ class RuntimeTallies:
         return candidate.subject.steps.case_budget(answer.case.name, answer.case.kind, answer.feeds, may_draw)
 
     def _tally_quantized(
-        self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: np.ndarray | None, steps: CaseBudget
+        self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: Array | None, steps: CaseBudget
     ) -> None:
         """Against the reference, and of a runtime against the file's own float64 too."""
         assert answer.bounds is not None

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import onnx
 import torch
 
@@ -31,7 +31,7 @@ from ...runtimes import RunResult
 from ...runtimes.ort_runner import OrtRunner
 from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...storage.proto_traversal import copy_model
-from ...types import Progress
+from ...types import Array, Arrays, Progress
 from .compute_budget import BudgetClock
 
 # tensors fetched in one run, at least
@@ -179,7 +179,7 @@ class WatchedRunner:
     """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
 
     def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
-        self.values: dict[str, np.ndarray] = {}
+        self.values: dict[str, Array] = {}
         self._runner = runner
         self._graph = copy.copy(runner._graph)
         self._graph.graph = copy.deepcopy(runner._graph.graph)
@@ -192,7 +192,7 @@ class WatchedRunner:
     def _record_value(self, value: torch.Tensor, name: str) -> None:
         self.values[name] = to_numpy(value)
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def infer(self, feeds: Arrays) -> dict[str, Array]:
         plain = self._runner._graph
         self._runner._graph = self._graph
         try:
@@ -219,7 +219,7 @@ class TorchInnerTensors:
         precision: "" where the file computes in the model's own type, else "fp16" or "bf16".
     """
 
-    def __init__(self, model: LoadedModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
+    def __init__(self, model: LoadedModel, feeds: Arrays, precision: str) -> None:
         self._model = model
         self._feeds = feeds
         self._precision = precision
@@ -253,31 +253,49 @@ class TensorComparison:
         self,
         insides: InnerTensors,
         proto: onnx.ModelProto,
-        feeds: Mapping[str, np.ndarray],
+        feeds: Arrays,
         precision: str,
         optimize: bool = False,
+        provider: str = "cpu",
     ) -> None:
         self.insides = insides
         self.proto = proto
         self.precision = precision
         self.optimize = optimize
+        self.provider = provider
         # bytes, of the references of the last points
         self.largest = 0
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
 
+    def input_values(self) -> dict[str, Array]:
+        """The inputs in the file's types."""
+        return dict(self._ours)
+
     def runtime_values(self, tensors: Sequence[str]) -> RunResult:
         """What the runtime has in ``tensors``."""
         probed = copy_model(self.proto)
         forget_dim_names(probed.graph)
-        ends = {v.name for v in probed.graph.output}
-        given = {v.name for v in probed.graph.input}
+        return self._run_probed(probed, tensors, self._ours)
+
+    def _run_probed(self, probed: onnx.ModelProto, tensors: Sequence[str], feeds: RunResult) -> RunResult:
+        """Run a copy of the file with ``tensors`` among its outputs."""
+        known = {v.name for v in (*probed.graph.output, *probed.graph.input)}
         probed.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known
         )
-        with serialize_for_session(probed) as source, OrtRunner(source, optimize=self.optimize) as runner:
-            values = runner.infer(self._ours)
-        return {name: self._ours[name] if name in given else values[name] for name in tensors}
+        with self.open_runner_of(probed) as runner:
+            values = runner.infer(feeds)
+        return {name: feeds[name] if name in feeds else values[name] for name in tensors}
+
+    @contextmanager
+    def open_runner_of(self, proto: onnx.ModelProto) -> Iterator[OrtRunner]:
+        """Open a model in the runtime."""
+        with (
+            serialize_for_session(proto) as source,
+            OrtRunner(source, optimize=self.optimize, provider=self.provider) as runner,
+        ):
+            yield runner
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
         return self.insides.reference_values(nodes)
@@ -294,9 +312,7 @@ class TensorComparison:
         self.largest = max((value.nbytes for value in wide.values()), default=0)
         return [self._compare_pair(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
 
-    def _compare_pair(
-        self, pair: TensorPair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray
-    ) -> DriftPoint | None:
+    def _compare_pair(self, pair: TensorPair, value: Array, reference: Array, eager: Array) -> DriftPoint | None:
         if value.dtype.kind in "iub" or value.size != reference.size:
             return None
         found = difference_from_float64(value.reshape(reference.shape), reference)
@@ -312,7 +328,7 @@ class TensorComparison:
 def measure_drift(
     model: LoadedModel,
     proto: onnx.ModelProto,
-    feeds: Mapping[str, np.ndarray],
+    feeds: Arrays,
     precision: str = "",
     progress: Progress | None = None,
     *,

@@ -6,7 +6,7 @@ trace, and a comparison with the trace alone would pass it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.torch_runners import EagerRunner, ModuleRunner
+from ...types import Array, Arrays
 from .compute_budget import BudgetClock
 from .reference_models import model_unit_roundoff
 
@@ -74,9 +75,7 @@ class _RoundingComparison:
         self._model, self._unit = model, model_unit_roundoff(model)
         self._relative = regrouping_error(len(model.program.graph.nodes), self._unit)
 
-    def find_difference(
-        self, one: RunResult, other: RunResult, feeds: Mapping[str, np.ndarray]
-    ) -> _OutputDifference | None:
+    def find_difference(self, one: RunResult, other: RunResult, feeds: Arrays) -> _OutputDifference | None:
         """Return the first output in which both differ by more; None where there is none."""
         # Drawn roundings only widen the bound, and most modules and traces are equal without them.
         still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
@@ -88,7 +87,7 @@ class _RoundingComparison:
         every = (_compare_outputs(output, one[output], other[output], moved[output], self._relative) for output in one)
         return next(filter(None, every), None)
 
-    def _measure_rounding(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def _measure_rounding(self, feeds: Arrays) -> RunResult:
         """Draw how far roundings move each element."""
         reference = RoundingRunner(self._model)
         exact = reference.infer(feeds)
@@ -100,7 +99,7 @@ class _RoundingComparison:
         return moved
 
 
-def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
     """Random inputs at the usual and at the smallest sizes, and small ones, of which an epsilon is a large part."""
     yield "seed 0", model.samples(0)
     least = {name: dim.min for name, dim in model.named_dims.items()}
@@ -122,9 +121,7 @@ class _OutputDifference:
     second: str
 
 
-def _compare_outputs(
-    output: str, one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative: float
-) -> _OutputDifference | None:
+def _compare_outputs(output: str, one: Array, other: Array, moved: Array, relative: float) -> _OutputDifference | None:
     """Return where both differ by more than rounding; None where they do not."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return _OutputDifference(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")

@@ -16,9 +16,8 @@ A comparison of outputs does not see one weight off by 1e-4 among thousands; thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -29,6 +28,7 @@ from ...graphs.qoperator_expansion import expand_qoperators
 from ...graphs.quantization_info import is_quantized, quantization_parameters
 from ...model import LoadedModel
 from ...precision.type_conversion import initializer_values
+from ...types import Array, Arrays
 from .bias_shifts import BiasShift, FixedShift, group_by_size
 from .code_audit import audit_codes
 from .compute_budget import BudgetClock, OutOfTime
@@ -37,12 +37,10 @@ from .derived_tensors import FloatSpacing, find_derivation
 from .equal_tensors import EqualTensors, cast_parameter
 from .merged_branches import iter_merged_tensors
 from .model_tensors import iter_bias_shifts, iter_initializers, model_tensors_by_name
-from .parameter_orders import iter_arrangements
-from .reference_models import FileModel, Original
-from .row_matching import MOSTLY, RowMatcher, squeeze_shape
+from .parameter_orders import iter_arrangements, squeeze_shape
+from .reference_models import Original
+from .row_matching import MOSTLY, RowMatcher
 from .weight_origin import AuditedWeight, WeightOrigin, are_smoothing_factors, explain_smoothing, find_origin
-
-Array = np.ndarray[Any, Any]
 
 
 def audit_weights(
@@ -56,15 +54,18 @@ def audit_weights(
     clock = BudgetClock(float("inf")) if clock is None else clock
     untraced = 0
     stored = model_tensors_by_name(model)
+    modules = _modules_of_initializers(proto, stored)
     rows = RowMatcher(stored.values())
     equals = EqualTensors(stored)
-    unknown: list[tuple[onnx.TensorProto, Array, float]] = []
-    arranged: list[tuple[onnx.TensorProto, Array]] = []
+
+    def weight_called(name: str, origin: WeightOrigin, elements: int) -> AuditedWeight:
+        return AuditedWeight(label, name, modules.get(name, ""), origin, elements=elements)
+
+    unknown: list[tuple[str, Array, float]] = []
+    arranged: list[tuple[str, Array]] = []
+    placed = set[str]()
     # the error budget judges the steps
-    placed, apart = (
-        set[str](),
-        quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto)),
-    )
+    apart = quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto))
     for tensor in iter_initializers(proto.graph):
         array = initializer_values(tensor)
         if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
@@ -78,40 +79,29 @@ def audit_weights(
             continue
         share = rows.matched_share(array)
         if share < 1:
-            unknown.append((tensor, array, share))
+            unknown.append((tensor.name, array, share))
         else:
-            arranged.append((tensor, array))
+            arranged.append((tensor.name, array))
     missing = {name: value for name, value in stored.items() if name not in placed}
     every = list(iter_bias_shifts(model, stored))
-    if not isinstance(model, FileModel):
+    constants: Sequence[tuple[str, Array]] | None = ()
+    if isinstance(model, LoadedModel):
+        # Computed where a weight asks for them.
+        constants = None
         every += [
             FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
             for source, w, size in iter_merged_tensors(model, stored)
         ]
     shifts = group_by_size(every)
-    modules = _modules_of_initializers(proto, stored)
     inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and are_smoothing_factors(a)]
     remarks = []
-    for tensor, array in arranged:
-        for name, count in _find_moved_rows(array, missing):
-            reason = f"{count} of its rows stand elsewhere than in {name}"
-            remarks.append(
-                AuditedWeight(
-                    label,
-                    tensor.name,
-                    modules.get(tensor.name, ""),
-                    WeightOrigin.ALTERED,
-                    name,
-                    0.0,
-                    reason,
-                    array.size,
-                )
-            )
-    constants: list[tuple[str, Array]] | None = None
-    for place, (tensor, array, share) in enumerate(unknown):
-        weight = AuditedWeight(
-            label, tensor.name, modules.get(tensor.name, ""), WeightOrigin.COMPUTED, elements=array.size
-        )
+    for name, array in arranged:
+        for parameter, count in _find_moved_rows(array, missing):
+            reason = f"{count} of its rows stand elsewhere than in {parameter}"
+            weight = weight_called(name, WeightOrigin.ALTERED, array.size)
+            remarks.append(replace(weight, parameter=parameter, reason=reason))
+    for place, (name, array, share) in enumerate(unknown):
+        weight = weight_called(name, WeightOrigin.COMPUTED, array.size)
         try:
             clock.require_time()
             smoothed = explain_smoothing(weight, array, inverses, missing)
@@ -124,41 +114,33 @@ def audit_weights(
                 and share >= MOSTLY
                 and rows.lacks_parameter(array, missing.values())
             ):
-                parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
-                weight = replace(weight, origin=WeightOrigin.ALTERED, reason=parameter)
+                reason = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
+                weight = replace(weight, origin=WeightOrigin.ALTERED, reason=reason)
             if weight.origin is WeightOrigin.ALTERED and smoothed is None:
                 weight = _clear_if_derived(weight, array, stored, rows, clock)
         except OutOfTime:
             # An accusation that time did not suffice to take back is none.
             untraced += len(unknown) - place
             break
-        if weight.origin is WeightOrigin.ALTERED and isinstance(model, LoadedModel):
-            if constants is None:
+        if weight.origin is WeightOrigin.ALTERED:
+            if constants is None and isinstance(model, LoadedModel):
                 constants = list(iter_constant_results(model))
-            else:
-                constants = constants
-            weight = _clear_if_computed(weight, array, constants)
+            weight = _clear_if_computed(weight, array, constants or ())
         remarks.append(weight)
     for name, elements, parameter, code in audit_codes(stored, proto, clock):
-        remarks.append(
-            AuditedWeight(
-                label,
-                name,
-                modules.get(name, ""),
-                WeightOrigin.ALTERED,
-                parameter,
-                abs(code.value - code.expected),
-                f"{code.count} of {elements} codes are not those of {parameter}, rounded: {code.value:.4g} at"
-                f" {list(code.place)} where the model has {code.expected:.4g}, {code.steps:.3g} steps away",
-                elements,
-            )
+        reason = (
+            f"{code.count} of {elements} codes are not those of {parameter}, rounded: {code.value:.4g} at"
+            f" {list(code.place)} where the model has {code.expected:.4g}, {code.steps:.3g} steps away"
         )
+        weight = weight_called(name, WeightOrigin.ALTERED, elements)
+        difference = abs(code.value - code.expected)
+        remarks.append(replace(weight, parameter=parameter, difference=difference, reason=reason))
     if untraced:
         clock.weights[label] = untraced
     return sorted(remarks, key=bool)
 
 
-def _find_moved_rows(array: Array, missing: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
+def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]:
     """The first parameter of which most rows stand where they should and the others do not, with their number.
 
     Gates in another order move more than half of their rows.
@@ -184,7 +166,7 @@ def _clear_if_computed(weight: AuditedWeight, array: Array, constants: Sequence[
 
 
 def _clear_if_derived(
-    weight: AuditedWeight, array: Array, stored: Mapping[str, Array], rows: RowMatcher, clock: BudgetClock
+    weight: AuditedWeight, array: Array, stored: Arrays, rows: RowMatcher, clock: BudgetClock
 ) -> AuditedWeight:
     """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
     name = find_derivation(array.astype(np.float64), stored, FloatSpacing.of_dtype(array.dtype), clock.require_time)
@@ -195,7 +177,7 @@ def _clear_if_derived(
     return replace(weight, origin=WeightOrigin.FOLDED, parameter=name, difference=0.0, reason=f"made of {name}")
 
 
-def _modules_of_initializers(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, str]:
+def _modules_of_initializers(proto: onnx.ModelProto, stored: Arrays) -> dict[str, str]:
     """Initializer -> the module that it belongs to: by its name, else by the first node that takes it."""
     owners = {name.rpartition(".")[0] for name in stored} - {""}
     modules: dict[str, str] = {}

@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from ...types import Array, Arrays
 from .bias_shifts import Shifts, find_partial_shifts, find_shift
 from .compute_budget import BudgetClock
 from .derived_tensors import FloatSpacing, mark_differences
 from .parameter_orders import iter_arrangements
 from .row_matching import MOSTLY, NEAR, ROW
 
-Array = np.ndarray[Any, Any]
 # of the elements of a tensor
 _FEW_ALTERED = 0.25
 # roundings: half a unit in the last place each
@@ -56,7 +55,7 @@ class AuditedWeight:
 def find_origin(
     weight: AuditedWeight,
     array: Array,
-    missing: Mapping[str, Array],
+    missing: Arrays,
     shifts: Mapping[int, Sequence[Shifts]],
     clock: BudgetClock,
 ) -> AuditedWeight:
@@ -79,9 +78,7 @@ def find_origin(
     best: AuditedWeight | None = None
     for near, changed in find_partial_shifts(flat, fitting, form):
         if _is_distinctive(near.values[~changed]):
-            reason = _describe_changed_elements(changed, flat, near.values, near.source)
-            away = np.abs(flat - near.values)
-            best = _with_origin(replace(weight, parameter=near.source), WeightOrigin.ALTERED, away, reason)
+            best = _altered(replace(weight, parameter=near.source), changed, flat, near.values, near.source)
     for origin in chain(origins, _iter_origins(weight, array, fits, form, clock)):
         if origin:
             return origin
@@ -93,7 +90,7 @@ def find_origin(
 
 
 def _iter_origins(
-    weight: AuditedWeight, array: Array, parameters: Mapping[str, Array], form: FloatSpacing, clock: BudgetClock
+    weight: AuditedWeight, array: Array, parameters: Arrays, form: FloatSpacing, clock: BudgetClock
 ) -> Iterator[AuditedWeight]:
     """Say what ``array`` is beside each of ``parameters`` that it is like."""
     for parameter, values_of in parameters.items():
@@ -128,7 +125,7 @@ def are_smoothing_factors(array: Array) -> bool:
 
 
 def explain_smoothing(
-    weight: AuditedWeight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]
+    weight: AuditedWeight, array: Array, inverses: Sequence[Array], missing: Arrays
 ) -> AuditedWeight | None:
     """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.scale_migration`):
     it is the
@@ -147,9 +144,7 @@ def explain_smoothing(
             if not count:
                 return replace(beside, origin=WeightOrigin.FOLDED, reason=told)
             if count <= (1 - MOSTLY) * array.size and (least is None or count < least[0]):
-                wide = array.reshape(-1).astype(np.float64)
-                reason = _describe_changed_elements(differs, wide, model, told)
-                least = count, _with_origin(beside, WeightOrigin.ALTERED, np.abs(wide - model), reason)
+                least = count, _altered(beside, differs, array.reshape(-1).astype(np.float64), model, told)
     if least is not None:
         return least[1]
     return None
@@ -183,26 +178,21 @@ def _compare_with_parameter(
             return _with_origin(weight, WeightOrigin.FOLDED, np.abs(array - scaled), reason)
         if closest is None or apart.sum() < closest[0]:
             closest = int(apart.sum()), scale
+
+    def as_altered() -> AuditedWeight:
+        reason = _describe_changed_elements(differs, array, model, weight.parameter)
+        return _with_origin(weight, WeightOrigin.ALTERED, away, reason)
+
     if differs.mean() <= 0.5 and (named or _is_distinctive(model[~differs])):
-        return _with_origin(
-            weight, WeightOrigin.ALTERED, away, _describe_changed_elements(differs, array, model, weight.parameter)
-        )
+        return as_altered()
     if closest is not None and closest[0] <= 0.25 * array.size:
         scaled = closest[1] * model
         apart = mark_differences(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
         # A channel of one number is a multiple of any other.
         if _is_distinctive((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
-            name = f"{weight.parameter} times a number for each channel"
-            return _with_origin(
-                weight,
-                WeightOrigin.ALTERED,
-                np.abs(array - scaled),
-                _describe_changed_elements(apart, array, scaled, name),
-            )
+            return _altered(weight, apart, array, scaled, f"{weight.parameter} times a number for each channel")
     if (away <= NEAR * np.abs(model)).all() and (named or _is_distinctive(model)):
-        return _with_origin(
-            weight, WeightOrigin.ALTERED, away, _describe_changed_elements(differs, array, model, weight.parameter)
-        )
+        return as_altered()
     return None
 
 
@@ -241,6 +231,12 @@ def _nan_median(array: Array, axes: tuple[int, ...]) -> Array:
 
 def _with_origin(weight: AuditedWeight, origin: WeightOrigin, away: Array, reason: str) -> AuditedWeight:
     return replace(weight, origin=origin, difference=float(away.max(initial=0.0)), reason=reason)
+
+
+def _altered(weight: AuditedWeight, differs: Array, array: Array, expected: Array, name: str) -> AuditedWeight:
+    """Say that the elements that differ were altered, of what should be ``name``."""
+    reason = _describe_changed_elements(differs, array, expected, name)
+    return _with_origin(weight, WeightOrigin.ALTERED, np.abs(array - expected), reason)
 
 
 def _describe_changed_elements(differs: Array, array: Array, expected: Array, name: str) -> str:

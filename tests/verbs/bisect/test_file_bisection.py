@@ -22,11 +22,10 @@ import normdeploy
 from benchmarks.planted_faults import DIMS, FAULTS, Encoder, Fault, planted, specs
 from normdeploy.errors import NormdeployError
 from normdeploy.runtimes.ort_runner import OrtRunner
-from normdeploy.verbs.bisect import intervention_runner as bisect_lab
 from normdeploy.verbs.bisect.counterpart_search import find_counterparts
 from normdeploy.verbs.bisect.fault_search import FaultSearch
 from normdeploy.verbs.bisect.file_bisection import Bisection
-from normdeploy.verbs.verify import runtime_candidates
+from normdeploy.verbs.verify import runtime_candidates, tensor_drift
 from normdeploy.verbs.verify.tensor_drift import DriftPoint
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}
@@ -147,16 +146,17 @@ def test_what_helps_the_output_by_a_hair_is_no_fault(after: float, fault: bool) 
 
     class Held(FaultSearch):
         def __init__(self) -> None:
-            self._bench, self._value = SimpleNamespace(held={}), None
+            self._bench, self._value = SimpleNamespace(held={}, proto=None), None
+            self.at_output = off(1.0)
             self._units = SimpleNamespace(round_to_file_type=lambda tensor, value: value)
 
         def output_error(self) -> DriftPoint:
             assert [*self._bench.held] == ["t"]
             return off(after)
 
-    search = SimpleNamespace(reference={"n": np.zeros(2)}, target="n", values={"t": np.ones(2)})
+    search = SimpleNamespace(wanted=np.zeros(2))
     hunt = Held()
-    assert hunt._mends_output("t", search, off(1.0)) is fault
+    assert hunt._mends_output("t", search) is fault
     assert hunt._bench.held == {}
 
 
@@ -308,7 +308,12 @@ class Meddling(OrtRunner):
     """onnxruntime with an optimizer that makes the epsilon of one LayerNormalization larger."""
 
     def __init__(self, source: object, *, optimize: bool = True, **options: object) -> None:
-        proto = copied(source) if isinstance(source, onnx.ModelProto) else onnx.load(source)  # type: ignore[arg-type]
+        if isinstance(source, onnx.ModelProto):
+            proto = copied(source)
+        elif isinstance(source, bytes):
+            proto = onnx.load_from_string(source)
+        else:
+            proto = onnx.load(source)  # type: ignore[arg-type]
         for node in proto.graph.node if optimize else ():
             if node.name == "node_layer_norm_2":
                 next(a for a in node.attribute if a.name == "epsilon").f = 1e-3
@@ -318,7 +323,7 @@ class Meddling(OrtRunner):
 def test_what_only_the_optimizer_breaks(
     exported: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bisect_lab, "OrtRunner", Meddling)
+    monkeypatch.setattr(tensor_drift, "OrtRunner", Meddling)
     monkeypatch.setattr(runtime_candidates, "OrtRunner", Meddling)
     onnx.save(exported, tmp_path / "model.onnx")
     found = looked_for(encoder(), tmp_path / "model.onnx")

@@ -1,0 +1,135 @@
+"""Results that stand in for a runtime's where what is wrong with these is known not to be the file's fault.
+
+Half files on inputs far beyond the usual ones: a value inside leaves float16's range. A square or a sum of squares
+reaches 65504 at inputs of a few hundred. torch's kernels hold it in float32, a file whose nodes are half does not. That
+limits the inputs for which the file is fit, and is told; what the file computes is judged in float64. On inputs as the
+model's user states them, and on random ones, an overflow fails as before.
+
+Files with a Clip that leaves out a bound, on infinite inputs: PyTorch keeps Inf in ``clamp(min=0.01)``, and so does
+ONNX's reference implementation. The standard names the type's largest number as the bound that is left out, and
+onnxruntime (1.31, CPU) makes 3.4e38 of Inf. torch's exporter writes such a Clip, so the file is not wrong: it is judged
+with Max and Min in the place of the Clip, which keep Inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ...compare.error_bounds import has_lost_all_digits
+from ...errors import NormdeployError
+from ...inputs.input_cases import EXTREME, INFINITE
+from ...runtimes import RunResult
+from ...runtimes.onnx_float64 import OnnxFloat64Runner
+from ...runtimes.ort_runner import OrtRunner
+from ...storage.onnx_files import load_onnx
+from ...storage.proto_traversal import nodes_with_bodies
+from ...types import Array
+from .case_answers import CaseAnswer
+from .runtime_candidates import OFF, ON, ComparedFile, RuntimeCandidate
+
+_FLOAT16 = "fp16"
+_CLIP = "Clip"
+
+
+class StandInResults:
+    """Replaces results, and adds one note of a kind for each file to ``notes``."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+        self._noted: set[tuple[str, str]] = set()
+        self._in_float64: dict[Path, OnnxFloat64Runner] = {}
+
+    def replace_excused(self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult) -> RunResult:
+        """Return the result, with others in the place of those that are not the file's fault."""
+        subject = candidate.subject
+        if subject is None:
+            return result
+        try:
+            if answer.case.kind == EXTREME and not subject.runtime and _FLOAT16 in subject.computing.halves:
+                return self._replace_overflow(subject, answer, result)
+            if answer.case.kind == INFINITE and _CLIP in subject.ops and candidate.name in (OFF, ON):
+                return self._replace_clipped(candidate, subject, answer, result)
+        except NormdeployError:
+            # What can't be run otherwise stays as it is.
+            return result
+        return result
+
+    def _note_once(self, kind: str, subject: ComparedFile, text: str) -> None:
+        if (kind, subject.label) not in self._noted:
+            self._noted.add((kind, subject.label))
+            self._notes.append(f"{subject.label} {text}")
+
+    def _replace_overflow(self, subject: ComparedFile, answer: CaseAnswer, result: RunResult) -> RunResult:
+        """Put the file's float64 results in the place of outputs that an overflow inside loses."""
+        reference = answer.reference
+        floats = [n for n, v in result.items() if v.dtype.kind == "f" and v.shape == reference[n].shape]
+        lost = [name for name in floats if has_lost_all_digits(result[name], reference[name])]
+        if not lost:
+            return result
+        if subject.path not in self._in_float64:
+            self._in_float64[subject.path] = OnnxFloat64Runner(load_onnx(subject.path))
+        own, beyond = self._in_float64[subject.path].run_and_find_overflow(subject.own_feeds(answer.feeds))
+        if not beyond:
+            return result
+        name, largest = next(iter(beyond.items()))
+        self._note_once(
+            "overflow",
+            subject,
+            f"is not fit for inputs as large as {answer.case.name!r}: {name!r} reaches {largest:.3g}, beyond float16's"
+            f" {np.finfo(np.float16).max:.0f}, and {', '.join(lost)} keeps no digit; what the file computes was judged"
+            " in float64 there",
+        )
+        wide = subject.model_results(own)
+        with np.errstate(over="ignore"):
+            return result | {n: wide[n].astype(result[n].dtype) for n in lost if n in wide}
+
+    def _replace_clipped(
+        self, candidate: RuntimeCandidate, subject: ComparedFile, answer: CaseAnswer, result: RunResult
+    ) -> RunResult:
+        """Where a result is finite and the reference is not, return what the file gives with open bounds."""
+        if not any(_is_clipped(value, answer.reference[name]) for name, value in result.items()):
+            return result
+        if (proto := open_clip_bounds(load_onnx(subject.path))) is None:
+            return result
+        with OrtRunner(proto, optimize=candidate.optimize, provider=candidate.provider) as runner:
+            open_result = replace(candidate, runner=runner).infer(answer.case, answer.feeds)
+        if open_result is None:
+            return result
+        self._note_once(
+            "clip",
+            subject,
+            "holds a Clip without one of its bounds, at which onnxruntime makes the type's largest number of Inf; at"
+            " infinite inputs the file was judged with Max and Min, which keep it",
+        )
+        return result | {name: value for name, value in open_result.items() if name in result}
+
+
+def open_clip_bounds(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Write each Clip with one bound as Max or Min, in place; None where there is none."""
+    found = False
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        for node in nodes_with_bodies(nodes):
+            # Below opset 11 the bounds are attributes, and a Clip has one input.
+            low, high = (*node.input[1:], "", "")[:2]
+            if node.op_type != _CLIP or node.domain or bool(low) == bool(high):
+                continue
+            found = True
+            data = node.input[0]
+            node.op_type = "Max" if low else "Min"
+            node.input[:] = [data, low or high]
+    if found:
+        return proto
+    return None
+
+
+def _is_clipped(value: Array, reference: Array) -> bool:
+    with np.errstate(invalid="ignore"):
+        return (
+            value.dtype.kind not in "iub"
+            and value.shape == reference.shape
+            and bool((np.isfinite(value.astype(np.float64)) & ~np.isfinite(reference)).any())
+        )
