@@ -144,7 +144,8 @@ class ErrorTally:
             worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
         ):
             self.worst = worst
-            self.case = self.case if self.broken else case
+            if not self.broken:
+                self.case = case
 
     def failure_ratio(self, eager: ErrorTally) -> float:
         """Above 1 it fails."""
@@ -176,7 +177,10 @@ class ErrorTally:
 
 def _describe_first_wrong(wrong: Array, value: Array, reference: Array) -> str:
     index = first_true_index(wrong)
-    place = f" at {list(index)}" if index else ""
+    if index:
+        place = f" at {list(index)}"
+    else:
+        place = ""
     return (
         f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
         " differ)"

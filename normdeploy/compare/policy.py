@@ -153,7 +153,8 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
     Raises:
         InputError: it is neither, or a number is negative or not finite.
     """
-    written = written if written is not None else str(value)
+    if written is None:
+        written = str(value)
     parts: list[Any]
     if isinstance(value, str):
         parts = value.split(":")
@@ -189,7 +190,10 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
         raise InputError(f"there is no metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
     metric = METRICS[parts["metric"]]
     if parts["sign"] not in (metric.comparison_sign, ":"):
-        better = "smaller" if metric.labelled else "larger"
+        if metric.labelled:
+            better = "smaller"
+        else:
+            better = "larger"
         raise InputError(
             f"{text!r}: the {better} {metric.name} is, the better; write "
             f"{metric.name}{metric.comparison_sign}{parts['least']}"

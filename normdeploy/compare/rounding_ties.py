@@ -33,7 +33,10 @@ class RoundingTies:
         may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
         self._may_draw = may_draw
-        self._runners = [perturbed] if rounded is None else [perturbed, rounded]
+        if rounded is None:
+            self._runners = [perturbed]
+        else:
+            self._runners = [perturbed, rounded]
         self._reference = reference
         self._others = [eager]
 

@@ -32,7 +32,10 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
         size = np.minimum(finite_magnitude(values), float(info.max))
         exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
     # float16 has no numbers to spare.
-    least = info.minexp - info.nmant if info.minexp > -64 else info.minexp
+    if info.minexp > -64:
+        least = info.minexp - info.nmant
+    else:
+        least = info.minexp
     return np.maximum(np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant), 2.0**least)
 
 

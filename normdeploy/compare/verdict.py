@@ -66,5 +66,8 @@ def farthest_beyond_bound(error: Array, allowed: Array) -> Verdict | None:
 
 
 def _verdict_at(flat: int, error: Array, allowed: Array) -> Verdict:
-    place = tuple(int(i) for i in np.unravel_index(flat, error.shape)) if error.ndim else ()
+    if error.ndim:
+        place = tuple(int(i) for i in np.unravel_index(flat, error.shape))
+    else:
+        place = ()
     return Verdict(float(error[place]), float(allowed[place]), place)

@@ -52,7 +52,10 @@ def show_race(console: Console, race: Race) -> None:
 def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
     far = any(entry.far_error is not None for entry in entries)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    what = "form" if any(entry.form for entry in entries) else "file"
+    if any(entry.form for entry in entries):
+        what = "form"
+    else:
+        what = "file"
     for column in (*(["runtime"] if runtimes else []), what):
         # a narrow terminal parts its words
         table.add_column(column, overflow="fold", min_width=11 if column == "runtime" else None)

@@ -23,7 +23,10 @@ class MachineInfo:
     versions: dict[str, str]
 
     def __str__(self) -> str:
-        busy = "" if self.load is None else f", load {self.load:.1f}"
+        if self.load is None:
+            busy = ""
+        else:
+            busy = f", load {self.load:.1f}"
         return f"{self.cpu}, {self.cores} cores{busy}; " + ", ".join(
             f"{name} {version}" for name, version in self.versions.items()
         )
@@ -35,7 +38,10 @@ def describe_machine() -> MachineInfo:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+    else:
+        load = None
     facts = describe_environment()
     system = f"{platform.system()} {platform.machine()}, Python {facts['python']}"
     return MachineInfo(facts["cpu"], cores, load, system, {name: facts[name] for name in _LIBRARIES if name in facts})

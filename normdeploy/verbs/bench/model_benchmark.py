@@ -356,13 +356,19 @@ def _check_contestant(contestant: Contestant, inputs: Arrays, reference: _RaceRe
         verdict = find_disagreement(outputs, reference.outputs, unit)
         contestant.error = verdict.error
         wrong = verdict.reason
-        own = evaluate_quantized(contestant.quantized, inputs) if contestant.quantized is not None and wrong else None
+        if contestant.quantized is not None and wrong:
+            own = evaluate_quantized(contestant.quantized, inputs)
+        else:
+            own = None
         if own is not None:
             judge = f"{Path(contestant.file).name} in float64"
             right = [*own.outputs.values()]
             more = [*own.allowed.values()]
             wrong = find_disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more).reason
-        contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
+        if wrong:
+            contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed"
+        else:
+            contestant.reason = ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:
         contestant.reason = str(error)

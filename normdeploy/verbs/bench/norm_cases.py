@@ -78,7 +78,10 @@ class NormCase:
         """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
         as (C, 1, ...)."""
         rank = len(self.shape)
-        shape = self.shape[self.axis % rank :] if self.kind in _OF_ROWS else (self.shape[1], *(1,) * (rank - 2))
+        if self.kind in _OF_ROWS:
+            shape = self.shape[self.axis % rank :]
+        else:
+            shape = (self.shape[1], *(1,) * (rank - 2))
         rng = np.random.default_rng(0)
         gamma = rng.uniform(0.5, 1.5, shape)
         if self.kind == "RMSNorm":
@@ -95,7 +98,10 @@ class NormCase:
     def evaluate_float64(self, x: Array) -> Array:
         """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
         gamma, beta = self.scale_and_shift()
-        op = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
+        if self.kind == "RMSNorm":
+            op = "RMSNormalization"
+        else:
+            op = "LayerNormalization"
         rows = self._normalized_rows(x)
         (normal,) = evaluator.evaluate_node(op, [rows, np.ones(1)], {"epsilon": self.epsilon}, opset=_RMS_OPSET)
         assert normal is not None
@@ -121,7 +127,10 @@ class NormCase:
         x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
             return x.transpose(self._permutation_to_last).reshape(-1, x.shape[_ACROSS[self.kind]])
-        lead = x.shape[: self.axis % x.ndim] if self.kind in _OF_ROWS else (x.shape[0], self._rows_per_sample)
+        if self.kind in _OF_ROWS:
+            lead = x.shape[: self.axis % x.ndim]
+        else:
+            lead = (x.shape[0], self._rows_per_sample)
         return x.reshape(math.prod(lead), -1)
 
     @property
@@ -152,7 +161,10 @@ class NormCase:
             "narrow": self._unit_scale_body,
             "sum": self._residual_sum_body,
         }.get(form, partial(self._regrouped_body, form))()
-        opset = _RMS_OPSET if self.kind == "RMSNorm" else _OPSET
+        if self.kind == "RMSNorm":
+            opset = _RMS_OPSET
+        else:
+            opset = _OPSET
         tensor = f"{_TYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
         proto = onnx.parser.parse_model(
             f'<ir_version: 10, opset_import: ["": {opset}]> norm ({tensor} x) => ({tensor} y) {{ {body} }}'
@@ -167,13 +179,12 @@ class NormCase:
         kind = np.dtype(self.dtype)
         rank = len(self.shape)
         regrouped = self.kind in ("GroupNorm", "InstanceNorm")
-        axes = (
-            [_ACROSS[self.kind]]
-            if self.kind in _ACROSS
-            else [-1]
-            if regrouped
-            else [*range(self.axis % rank - rank, 0)]
-        )
+        if self.kind in _ACROSS:
+            axes = [_ACROSS[self.kind]]
+        elif regrouped:
+            axes = [-1]
+        else:
+            axes = [*range(self.axis % rank - rank, 0)]
         return {
             "gamma": gamma,
             "beta": beta,
@@ -232,7 +243,10 @@ class NormCase:
             core = "RMSNormalization"
         else:
             core = "LayerNormalization"
-        shift = "Identity(s)" if self.kind == "RMSNorm" else "Add(s, beta)"
+        if self.kind == "RMSNorm":
+            shift = "Identity(s)"
+        else:
+            shift = "Add(s, beta)"
         return f"n = {core} <axis = {self.axis}, epsilon = {self.epsilon}> (x, one) s = Mul(n, gamma) y = {shift}"
 
     def _primitives_body(self) -> str:

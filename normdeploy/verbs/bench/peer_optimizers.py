@@ -51,7 +51,10 @@ def check_peers(names: Sequence[str]) -> None:
     for name in names:
         if name not in PEERS:
             raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
-        package = "" if name == PLAIN else _TOOLS[name][0].partition(".")[0]
+        if name == PLAIN:
+            package = ""
+        else:
+            package = _TOOLS[name][0].partition(".")[0]
         if package and find_spec(package) is None:
             raise InputError(
                 f"{name} is not installed; install it (pip install {package}), or leave it out of --against"

@@ -71,5 +71,8 @@ def _iter_fault_lines(fault: Fault) -> Iterator[tuple[str, str]]:
         after = "not run"
     else:
         after = f"off by {fault.mended_error:.3g}"
-    verdict = "right" if fault.mended else "still wrong"
+    if fault.mended:
+        verdict = "right"
+    else:
+        verdict = "still wrong"
     yield "output", f"{fault.output}: {before}, allowed {fault.output_allowed:.3g}; with this mended {after}, {verdict}"

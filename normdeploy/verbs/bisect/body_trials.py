@@ -16,7 +16,10 @@ def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
     if not own:
         return
     theirs = next((n for n in at.around.program.onnx_nodes(at.around.operators) if n.op_type == at.op), None)
-    right = {} if theirs is None else {n.output[0]: n for n in _inner_nodes(theirs)}
+    if theirs is None:
+        right = {}
+    else:
+        right = {n.output[0]: n for n in _inner_nodes(theirs)}
     for number, inner in enumerate(own):
         where = f"{_describe_node(inner)} in a body of {at}"
         other = right.get(inner.output[0])

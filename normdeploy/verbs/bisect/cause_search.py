@@ -56,7 +56,10 @@ def find_cause(
         if afresh.is_spent:
             break
     # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
-    operator = program.operator_kind(spot.node) if spot.node else ""
+    if spot.node:
+        operator = program.operator_kind(spot.node)
+    else:
+        operator = ""
     if not spot.left_out and all(_is_model_operator(exact, cause, operator) for _, cause in right):
         right += islice(solve_numbers(around, afresh.error_tensor), 1)
     if not right and (function := find_other_function(around)) is not None:
@@ -181,7 +184,10 @@ class SpotRecomputer:
         """Return what computing a node takes, in elements of one that is computed element by element."""
         node = self._exact.nodes[place]
         made = sum(self._tensors[name].size for name in node.output if name in self._tensors)
-        weight = self._exact.weights.get(node.input[1]) if len(node.input) > 1 and node.op_type in _PRODUCTS else None
+        if len(node.input) > 1 and node.op_type in _PRODUCTS:
+            weight = self._exact.weights.get(node.input[1])
+        else:
+            weight = None
         if weight is None:
             terms = 0
         else:

@@ -119,7 +119,10 @@ def _constants_cause(exact: Float64Evaluator, swaps: Sequence[_Swap], program: R
 
 def _describe_swap(swap: _Swap, program: ReferenceProgram) -> str:
     origins = [repr(origin) for origin in program.stored_origins(swap.other) if origin != swap.other]
-    computed = f", computed from {', '.join(origins)}" if origins else ""
+    if origins:
+        computed = f", computed from {', '.join(origins)}"
+    else:
+        computed = ""
     differs = _elementwise_difference(swap.value, swap.right)
     first = np.unravel_index(int(differs.argmax()), differs.shape)
     return (

@@ -45,7 +45,10 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
     got = got.reshape(expected.shape)
     big = np.abs(expected) > 0.1 * np.abs(expected).max(initial=0)
     with np.errstate(all="ignore"):
-        factor = float(np.median((got / expected)[big])) if big.any() else math.nan
+        if big.any():
+            factor = float(np.median((got / expected)[big]))
+        else:
+            factor = math.nan
         if math.isfinite(factor) and factor and abs(factor - 1) > 1e-6 and all_within(got / factor, expected, allowed):
             return Cause("factor", f"it is {factor:.6g} times what the model has")
     return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")

@@ -100,7 +100,10 @@ def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int)
     if at.op == "Expand":
         told_by_input = 1
     else:
-        told_by_input = 0 if -1 in shape else -1
+        if -1 in shape:
+            told_by_input = 0
+        else:
+            told_by_input = -1
     for i in range(len(shape)):
         other = shape.copy()
         other[i] = told_by_input

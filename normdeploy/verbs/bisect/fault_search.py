@@ -181,7 +181,10 @@ class FaultSearch(FaultTracer):
         places = self._exact.nodes_between([tensor], set(starts))
         before = ", ".join(map(repr, starts)) or "the inputs"
         cause = Cause("unknown", f"{why}; it lies between {before}, right, and {tensor!r}, which is wrong")
-        node = first.pairs[tensor].node if tensor in first.pairs else ""
+        if tensor in first.pairs:
+            node = first.pairs[tensor].node
+        else:
+            node = ""
         module = self._module_of_places(places) or self._program.module_of(node)
         return self._make_fault(tensor, places, cause, first.points.get(tensor) or self.at_output, module=module)
 

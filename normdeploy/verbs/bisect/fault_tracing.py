@@ -122,7 +122,10 @@ class FaultTracer:
         self._result = result
         self._output = result.output
         self._progress = progress
-        half = FORMATS[result.precision].dtype if result.precision else None
+        if result.precision:
+            half = FORMATS[result.precision].dtype
+        else:
+            half = None
         if half is None:
             self._dtype = np.dtype(result.dtype if result.dtype == "float64" else np.float32)
         else:
@@ -193,7 +196,10 @@ class FaultTracer:
         coarse = self._find_coarse_nodes(search)
         if coarse is not None:
             return self._trace_in_precision(coarse, search)
-        wrong = None if self._bench.optimize else self._units.find_first_wrong(search.places, search.values)
+        if self._bench.optimize:
+            wrong = None
+        else:
+            wrong = self._units.find_first_wrong(search.places, search.values)
         wrong = wrong or self._units.shrink_wrong_nodes(search.places, tensor, search.values)
         if wrong:
             return self._trace_in_runtime(wrong, search)
@@ -261,7 +267,10 @@ class FaultTracer:
         cause = explained.cause
         got = self._exact.evaluate_nodes(spot.places, explained.known)[spot.end]
         off = TensorError.of_tensor(got, spot.expected, spot.allowed, "the model's is")
-        places = spot.places if cause.place is None else (cause.place,)
+        if cause.place is None:
+            places = spot.places
+        else:
+            places = (cause.place,)
         theirs = spot.node
         module = self._module_of_places(places)
         if spot.left_out:
@@ -269,7 +278,10 @@ class FaultTracer:
         elif [*places] == [self._exact.makers[spot.end]]:
             theirs = spot.last
         # A tensor that is held at its right value may have many readers, and stands for no operator.
-        operator = program.operator_kind(theirs) if theirs and not cause.held else ""
+        if theirs and not cause.held:
+            operator = program.operator_kind(theirs)
+        else:
+            operator = ""
         values = {**search.values, **explained.known}
         alone = self._include_sequence_makers(spot.places, values)
         given = self._units.input_values(alone, values)
@@ -296,7 +308,10 @@ class FaultTracer:
         model = self._make_reproduction(wrong.places, wrong.end, wrong.given, wrong.expected, wrong.off.allowed, cause)
         module = self._module_of_places(wrong.places) or self._program.module_of(same)
         fault = self._make_fault(wrong.end, wrong.places, cause, wrong.off, module=module, wrong="runtime")
-        operator = self._program.operator_kind(same) if same else ""
+        if same:
+            operator = self._program.operator_kind(same)
+        else:
+            operator = ""
         fault = self._with_float32_trial(replace(fault, operator=operator), wrong.places)
         return FaultTrace(fault, search.values.get(wrong.end), search.end, model)
 

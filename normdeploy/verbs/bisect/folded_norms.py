@@ -67,7 +67,10 @@ class FoldedTensor:
                 variances = (self.variance + self.epsilon) / np.square(ratio) - self.epsilon
                 gammas = self.gamma * ratio
             for what, own, solved in (("running_var", self.variance, variances), ("weight", self.gamma, gammas)):
-                value = float(np.median(solved[large])) if large.any() else np.nan
+                if large.any():
+                    value = float(np.median(solved[large]))
+                else:
+                    value = np.nan
                 if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
                     return (
                         f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
@@ -82,7 +85,10 @@ class FoldedTensor:
                 ratio = (laid - self.offset) / own
                 solved = (self.variance + self.epsilon) / np.square(ratio) - self.variance
                 large = np.abs(own) > np.abs(own).max(initial=0) / 8
-                epsilon = float(np.median(solved[large])) if large.any() else np.nan
+                if large.any():
+                    epsilon = float(np.median(solved[large]))
+                else:
+                    epsilon = np.nan
             if np.isfinite(epsilon) and epsilon > 0:
                 # People write epsilons of a digit or two; rounding leaves what was solved beside them.
                 yield float(f"{epsilon:.3g}")

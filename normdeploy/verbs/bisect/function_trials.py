@@ -73,12 +73,18 @@ def find_other_function(around: TrialSpot) -> Cause | None:
         if right is None:
             continue
         own = _identify_function(x, got, spot.allowed)
-        place = spot.places[0] if len(spot.places) == 1 else None
+        if len(spot.places) == 1:
+            place = spot.places[0]
+        else:
+            place = None
         # One change of a wider stretch may say more of a function that has no name.
         if own is None:
             text = f"the model computes {right} of {operand!r} there, the file another function"
             return Cause("unknown", text, place)
-        kind = "approximation" if {own, right} <= _GELUS.keys() else "operator"
+        if {own, right} <= _GELUS.keys():
+            kind = "approximation"
+        else:
+            kind = "operator"
         return Cause(kind, f"the file computes {own} of {operand!r}, the model {right}", place)
     behind = _identify_function(got, expected, spot.allowed)
     if behind is None:
@@ -126,8 +132,12 @@ def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
     high = float(y.max())
     if not all_within(np.clip(x, low, high), y, allowed):
         return None
-    told = [f"min {low:.4g}"] if low > x.min() + allowed else []
-    told += [f"max {high:.4g}"] if high < x.max() - allowed else []
+    if low > x.min() + allowed:
+        told = [f"min {low:.4g}"]
+    else:
+        told = []
+    if high < x.max() - allowed:
+        told += [f"max {high:.4g}"]
     if told:
         return f"Clip ({', '.join(told)})"
     return None

@@ -171,7 +171,10 @@ class FirstWrongSearch:
 
     def _compare_tensors(self, tensors: Sequence[str]) -> None:
         wanted = [name for name in tensors if name not in self.points]
-        step = 1 if self._bench.optimize else _AT_ONCE
+        if self._bench.optimize:
+            step = 1
+        else:
+            step = _AT_ONCE
         for start in range(0, len(wanted), step):
             if self._progress is not None:
                 self._progress("compare inner tensors", start, len(wanted))
@@ -207,7 +210,10 @@ def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
             before[i] = ends[at - 1][1]
         ends[at : at + 1] = [(pair.place[1], i)]
     chain = set[int]()
-    i = ends[-1][1] if ends else -1
+    if ends:
+        i = ends[-1][1]
+    else:
+        i = -1
     while i >= 0:
         chain.add(i)
         i = before.get(i, -1)

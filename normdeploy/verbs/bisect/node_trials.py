@@ -254,7 +254,10 @@ def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
         for i, name in enumerate(reader.input)
         if name == at.node.output[0]
     ]
-    what = "NaN" if np.isnan(np.where(hidden, made, 0)).any() else "the mean of all values"
+    if np.isnan(np.where(hidden, made, 0)).any():
+        what = "NaN"
+    else:
+        what = "the mean of all values"
     text = (
         f"{at}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives 0 and the file"
         f" {what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model with normdeploy,"

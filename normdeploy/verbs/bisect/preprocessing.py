@@ -137,18 +137,27 @@ def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResu
         moved = max(
             moved, difference_from_float64(runner.infer({**feeds, name: shifted})[result.output], reference).error
         )
-    own = result.allowed if np.isfinite(result.allowed) else 0.0
+    if np.isfinite(result.allowed):
+        own = result.allowed
+    else:
+        own = 0.0
     return own + moved
 
 
 def _iter_transforms(x: Array) -> Iterator[InputTransform]:
     """Layouts, orders of channels and ranges, and their combinations, the plainest first."""
-    channel = 1 if x.shape[1] in _CHANNELS else 3
+    if x.shape[1] in _CHANNELS:
+        channel = 1
+    else:
+        channel = 3
     layouts = [InputTransform("", lambda v: v)]
     layouts.append(_layout_transform((0, 2, 3, 1)) if channel == 1 else _layout_transform((0, 3, 1, 2)))
     orders = [InputTransform("", lambda v: v)]
     if x.shape[channel] == 3:
-        text = "{}[:, ::-1]" if channel == 1 else "{}[..., ::-1]"
+        if channel == 1:
+            text = "{}[:, ::-1]"
+        else:
+            text = "{}[..., ::-1]"
         orders.append(InputTransform(text, lambda v: np.flip(v, channel)))
     ranges = [InputTransform("", lambda v: v), *_iter_range_transforms(channel, x.shape[channel])]
     every = [c for c in itertools.product(ranges, orders, layouts) if any(t.text for t in c)]
@@ -178,7 +187,8 @@ def _iter_range_transforms(channel: int, channels: int) -> Iterator[InputTransfo
 def _combine_transforms(parts: Sequence[InputTransform]) -> InputTransform:
     text = "x"
     for part in parts:
-        text = part.text.format(text) if part.text else text
+        if part.text:
+            text = part.text.format(text)
 
     def apply_parts(x: Array) -> Array:
         value = x.astype(np.float64)

@@ -122,7 +122,10 @@ class QuantizedSearch:
         """Those that make the output wrong."""
         weights = list(filter(None, map(self._suspect_weight, self._weights)))
         self._mend_suspects(weights)
-        in_graph = [] if self._now.right else self._find_float_faults()
+        if self._now.right:
+            in_graph = []
+        else:
+            in_graph = self._find_float_faults()
         while not in_graph and not self._now.right and len(self._named) < MOST:
             count = len(self._named)
             self._mend_suspects(list(self._iter_suspect_quantizers()))
@@ -180,7 +183,8 @@ class QuantizedSearch:
             got = run_mended(self._feeds, UNBOUNDED if by_calibration else RoundingDraw("exact"))[output]
         else:
             got = plain[output]
-            right = right if budget.cut is None else budget.cut[output]
+            if budget.cut is not None:
+                right = budget.cut[output]
         if got.shape != right.shape:
             return _OutputState(float("inf"), float("inf"), float("inf"), False)
         away = np.abs(got.astype(np.float64) - right)
@@ -188,7 +192,10 @@ class QuantizedSearch:
         bound = budget.allowed_error(output, ("weights",) if is_unrounded else BOTH, base, away)
         steps = budget.relative_error(output)
         is_right = bool((away <= bound).all()) and (is_unrounded or steps <= VOID)
-        typical = float(np.sqrt(np.nanmean(away**2))) if away.size else 0.0
+        if away.size:
+            typical = float(np.sqrt(np.nanmean(away**2)))
+        else:
+            typical = 0.0
         return _OutputState(float(np.nanmax(away, initial=0.0)), typical, steps, is_right)
 
     def _untrusted_ranges(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
@@ -307,7 +314,10 @@ class QuantizedSearch:
                 elif seen is not None and 0 < seen.used < _COARSE:
                     share = f"{node.input[0]!r} takes {seen.used:.1%} of the range of {self._describe_node(node)}"
                     cause = Cause("coarse", f"its scale is too large: {share}")
-                suspect = None if cause is None else self._suspect_quantizer(node, values, cause)
+                if cause is None:
+                    suspect = None
+                else:
+                    suspect = self._suspect_quantizer(node, values, cause)
             else:
                 continue
             if suspect is not None:
@@ -317,8 +327,14 @@ class QuantizedSearch:
         x = values[node.input[0]]
         scheme = self._quantization.scheme_of(node)
         back = next((values[r.output[0]] for r in self._quantization.readers_by_tensor.get(node.output[0], ())), x)
-        error = float(np.nanmax(np.abs(back - x), initial=0.0)) if back.shape == x.shape else float("nan")
-        half = float("nan") if scheme.scale is None else 0.5 * float(np.max(scheme.scale))
+        if back.shape == x.shape:
+            error = float(np.nanmax(np.abs(back - x), initial=0.0))
+        else:
+            error = float("nan")
+        if scheme.scale is None:
+            half = float("nan")
+        else:
+            half = 0.5 * float(np.max(scheme.scale))
         size = float(np.nanmax(np.abs(x), initial=0.0))
         return QuantizationSuspect(
             node=node,

@@ -154,8 +154,14 @@ class ModelParameters:
         scale = _find_scale_behind(q, node)
         if codes is None or scale is None:
             return None
-        zero = q.constant_value(node.input[3]) if len(node.input) > 3 and node.input[3] else None
-        offset = np.zeros(()) if zero is None else zero.astype(np.float64)
+        if len(node.input) > 3 and node.input[3]:
+            zero = q.constant_value(node.input[3])
+        else:
+            zero = None
+        if zero is None:
+            offset = np.zeros(())
+        else:
+            offset = zero.astype(np.float64)
         got = (codes.astype(np.float64) - offset) * scale
         name, right = self._find_nearest(got)
         return QuantizedWeight(
@@ -266,7 +272,10 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
     off = np.abs(got - right) / step
     count = int((off > _HALF).sum())
     worst = np.unravel_index(int(np.argmax(off)), off.shape)
-    where = f"at {[int(i) for i in worst]}" if off.ndim else "there"
+    if off.ndim:
+        where = f"at {[int(i) for i in worst]}"
+    else:
+        where = "there"
     values = f"{count} of {off.size} values that are off, by {off.max():.3g} steps {where}"
     return Cause("weights", told.format(values))
 
@@ -292,7 +301,10 @@ def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
 
 def _find_factor(got: Array, right: Array, step: Array) -> Cause | None:
     """Say that all is off by one factor, or by one number of steps; None where by neither."""
-    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
+    if right.any():
+        factor = float((got * right).sum() / (right * right).sum())
+    else:
+        factor = 1.0
     if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
         return Cause("scale", f"{factor:.3g} times the values")
     shift = float(np.median((got - right) / step))

@@ -172,7 +172,10 @@ class TorchProgram(ReferenceProgram):
         return [name for name in names if name in self._is_tensor]
 
     def module_of(self, name: str) -> str:
-        scopes = list(self._nodes[name].meta.get("nn_module_stack", {}).values()) if name in self._nodes else []
+        if name in self._nodes:
+            scopes = list(self._nodes[name].meta.get("nn_module_stack", {}).values())
+        else:
+            scopes = []
         if scopes:
             return str(scopes[-1][0])
         return ""

@@ -191,7 +191,10 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
     """Return the kind of a runtime's mistake, and what is said of it."""
     off = wrong.off
     if result.runtime == ON:
-        names = f" ({', '.join(result.culprit)})" if result.culprit else ""
+        if result.culprit:
+            names = f" ({', '.join(result.culprit)})"
+        else:
+            names = ""
         return "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right"
     largest = np.inf
     smallest = 0.0

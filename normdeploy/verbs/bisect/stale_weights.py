@@ -74,7 +74,10 @@ def file_weights(proto: onnx.ModelProto) -> dict[str, Array]:
 
 
 def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: Mapping[str, FoldedTensor]) -> Cause:
-    more = f" and {len(names) - 1} more" if names[1:] else ""
+    if names[1:]:
+        more = f" and {len(names) - 1} more"
+    else:
+        more = ""
     (own, *others) = epsilons
     if own is not None and not others:
         models = sorted({fold.epsilon for fold in folds.values()})

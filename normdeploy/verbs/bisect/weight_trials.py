@@ -83,7 +83,10 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
     same = (stored == right) | (np.isnan(stored) & np.isnan(right))
     differs = np.where(same, 0.0, np.nan_to_num(np.abs(stored - right), nan=np.inf))
     where = np.unravel_index(int(differs.argmax()), stored.shape)
-    whose = "the model's" if name == parameter else repr(parameter)
+    if name == parameter:
+        whose = "the model's"
+    else:
+        whose = repr(parameter)
     return (
         f"{name!r} is not {whose}: {stored[where]:.6g} where the model has {right[where]:.6g}"
         f" ({np.count_nonzero(~same)} of {stored.size} numbers differ)"

@@ -16,7 +16,8 @@ def render_check(result: Check) -> str:
     problems = [p for file in result.files for p in file.findings]
     counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
     counted = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
-    counted += f", {n} known" if (n := sum(p.known for p in problems)) else ""
+    if n := sum(p.known for p in problems):
+        counted += f", {n} known"
     notes = dict.fromkeys(
         f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
     )
@@ -37,6 +38,9 @@ def _file_lines(file: CheckedFile) -> list[str]:
             shown = names[0]
         else:
             shown = f"{names[0]} … {names[-1]} ×{len(names)}"
-        where = f"{shown}: " if shown else ""
+        if shown:
+            where = f"{shown}: "
+        else:
+            where = ""
         lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {where}{message}")
     return lines

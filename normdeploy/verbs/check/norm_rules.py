@@ -267,7 +267,10 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
             )
             why = "its result is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
-            kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
+            if node.op_type == "BatchNormalization":
+                kind = "BatchNorm"
+            else:
+                kind = ""
             message = f"{node.op_type} in training mode: {why}"
             yield Problem(
                 "train-mode", message, kind, module_path(node), node=node.name, tensor=next(iter(node.output), "")

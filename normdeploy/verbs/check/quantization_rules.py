@@ -136,8 +136,16 @@ def _problems_of_weight(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[
     scheme = q.scheme_of(node)
     origin = q.source_tensor(node.input[0])
     # of a Constant node, as functions have them
-    held = q.constant_value(origin) if origin not in q.weights else None
-    shape = tuple(q.weights[origin].dims) if origin in q.weights else () if held is None else held.shape
+    if origin not in q.weights:
+        held = q.constant_value(origin)
+    else:
+        held = None
+    if origin in q.weights:
+        shape = tuple(q.weights[origin].dims)
+    elif held is None:
+        shape = ()
+    else:
+        shape = held.shape
     readers = [
         r for r in q.readers_by_tensor.get(node.output[0], ()) if r.op_type in LINEAR or r.op_type == "Transpose"
     ]
@@ -157,7 +165,10 @@ def _find_asymmetric(q: GraphQuantization, node: onnx.NodeProto, runtime: str) -
             zero = ""
         else:
             zero = f" with zero point {scheme.zero_point.reshape(-1)[0]}"
-        kind = "" if scheme.kind is None else scheme.kind.name
+        if scheme.kind is None:
+            kind = ""
+        else:
+            kind = scheme.kind.name
         message = f"{node.input[0]!r} is {kind}{zero}; {runtime} takes int8 or FP8 with 0"
         yield _make_problem(q, "asymmetric", node, message)
 

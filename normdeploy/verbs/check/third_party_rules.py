@@ -119,7 +119,10 @@ def _rules_of_extension(extension: Extension) -> list[GuestRule]:
     named: Any = extension.load()
     if callable(named) and not isinstance(named, GuestRule):
         named = extension.run("fails", named)
-    several = [named] if isinstance(named, GuestRule) else named
+    if isinstance(named, GuestRule):
+        several = [named]
+    else:
+        several = named
     if not isinstance(several, list | tuple) or not all(isinstance(rule, GuestRule) for rule in several):
         raise extension.make_error(f"is {named!r:.80}, not a GuestRule or a list of them")
     for rule in several:

@@ -80,7 +80,8 @@ def _loading_flags(loading: Mapping[str, Any]) -> list[str]:
     """The options of the command line that load a model."""
     words: list[str] = []
     for name, flag in (("model", "--model"), ("key", "--key"), ("task", "--task"), ("part", "--part")):
-        words += [flag, str(loading[name])] if loading.get(name) else []
+        if loading.get(name):
+            words += [flag, str(loading[name])]
     words += [
         word
         for name, value in (loading.get("model_args") or {}).items()

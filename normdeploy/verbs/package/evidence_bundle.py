@@ -112,7 +112,10 @@ def open_bundle(folder: PathLike) -> EvidenceBundle:
         manifest = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{MANIFEST} can't be read as JSON ({error}); make the bundle again") from error
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if isinstance(manifest, dict):
+        schema = manifest.get("schema")
+    else:
+        schema = None
     if schema != SCHEMA:
         raise InputError(
             f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again"

@@ -50,8 +50,14 @@ def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
     for entry in given:
         text = os.fspath(entry)
         match = re.match(r"(\d+\.\d)=", text)
-        capability = match[1] if match else ""
-        path = text[len(capability) + 1 :] if match else text
+        if match:
+            capability = match[1]
+        else:
+            capability = ""
+        if match:
+            path = text[len(capability) + 1 :]
+        else:
+            path = text
         engines.append(PackagedEngine(os.path.realpath(path), read_runtime(Path(path)), capability))
     served = [e.capability for e in engines if e.is_served]
     if len(served) > 1 and ("" in served or len(set(served)) < len(served)):

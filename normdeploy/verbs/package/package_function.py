@@ -234,7 +234,10 @@ def _write_configs(
     """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as
     it is run."""
     served = [e for e in placed if e.is_served]
-    plans = {e.capability: Path(e.path).name for e in served} if served and served[0].capability else None
+    if served and served[0].capability:
+        plans = {e.capability: Path(e.path).name for e in served}
+    else:
+        plans = None
     models = [(f"{job.name}_onnx", "onnxruntime")] + ([(f"{job.name}_trt", "tensorrt")] if served else [])
     paths = []
     for name, runtime in models:

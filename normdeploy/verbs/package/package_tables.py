@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def show_package(console: Console, made: Package) -> None:
     """What was written, how Triton is to serve it, and what the runtimes make of the samples."""
     batch = made.serving.max_batch
-    served = f"batches of up to {batch}" if batch else "no batching"
+    if batch:
+        served = f"batches of up to {batch}"
+    else:
+        served = "no batching"
     line = f"{made.path}: {', '.join(made.models)}; {served}; {made.files} files, {made.bytes / 1e6:.1f} MB"
     console.print(Text(escape_line(line)))
     show_judgement(console, made.judgement)

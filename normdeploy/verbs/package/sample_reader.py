@@ -37,11 +37,10 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
             continue
         given = _read_arrays(bundle, paths[0], inputs)
         expected = _read_arrays(bundle, paths[1], outputs)
-        free = (
-            _read_arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False)
-            if paths[2] is not None
-            else {}
-        )
+        if paths[2] is not None:
+            free = _read_arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False)
+        else:
+            free = {}
         if missing := sorted({output for output in expected if (output, kind) not in bounds}):
             raise InputError(
                 f"the manifest has no bound for {missing} in samples of kind {kind!r}; make the bundle again"
@@ -77,7 +76,10 @@ def _read_arrays(
         if array is not None and dtype == "bfloat16" and array.dtype.str[1:] == "V2":
             array = array.view(ml_dtypes.bfloat16)
         if array is None or array.dtype.name != dtype:
-            kind = "nothing" if array is None else array.dtype.name
+            if array is None:
+                kind = "nothing"
+            else:
+                kind = array.dtype.name
             raise InputError(f"{path} holds {kind} for {name!r}, the manifest says {dtype}; make the bundle again")
         arrays[name] = array
     return arrays

@@ -70,7 +70,10 @@ def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched
         dims = list(tensor.reshape.shape)
     else:
         dims = list(tensor.dims)
-    shape = port.shape[1:] if batched else port.shape or (1,)
+    if batched:
+        shape = port.shape[1:]
+    else:
+        shape = port.shape or (1,)
     if kind is None or kind.name != triton_config.TYPES[port.dtype]:
         return f"it says that {tensor.name!r} is {kind.name if kind else tensor.data_type}, the model has {port.dtype}"
     if batched and (not port.shape or isinstance(port.shape[0], int)):

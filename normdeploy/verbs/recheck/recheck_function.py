@@ -66,7 +66,10 @@ class Recheck(Renderable):
         """In the values of JSON, of schema ``normdeploy/recheck/1``: ok, name, made (when the bundle was), files
         (compared), changes (what, name, was, now, worse), parity (as in ``normdeploy.reports.report``, or null), notes,
         seconds."""
-        parity = None if self.judgement is None else self.judgement.to_json()
+        if self.judgement is None:
+            parity = None
+        else:
+            parity = self.judgement.to_json()
         told = {"schema": SCHEMA, "ok": bool(self), "name": self.name, "made": self.made, "files": self.files}
         return told | {
             "changes": [asdict(c) for c in self.changes],
@@ -172,7 +175,10 @@ def _compare_files(
         elif present[path] != size:
             wrong = f"{present[path]} bytes"
         elif (now := _file_digest(bundle.file_path(path))) != digest:
-            wrong = now if " " in now else f"sha256 {now[:16]}"
+            if " " in now:
+                wrong = now
+            else:
+                wrong = f"sha256 {now[:16]}"
         if wrong:
             damaged.add(path)
             changes.append(BundleChange("file", path, f"{size} bytes, sha256 {digest[:16]}", wrong, True))
@@ -263,12 +269,14 @@ class RecordedResult:
 
 def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: str) -> list[BundleChange]:
     """``otherwise`` is why a result is missing where the judgement does not tell."""
-    now = (
-        {(r["output"], r["runtime"]): RecordedResult.from_json(r) for r in results_to_json(judgement)}
-        if judgement is not None
-        else {}
-    )
-    reasons = {missed.runtime: missed.reason for missed in judgement.not_run} if judgement is not None else {}
+    if judgement is not None:
+        now = {(r["output"], r["runtime"]): RecordedResult.from_json(r) for r in results_to_json(judgement)}
+    else:
+        now = {}
+    if judgement is not None:
+        reasons = {missed.runtime: missed.reason for missed in judgement.not_run}
+    else:
+        reasons = {}
     changes = []
     for key in [*before, *(key for key in now if key not in before)]:
         then = before.get(key)

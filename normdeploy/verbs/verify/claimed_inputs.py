@@ -41,7 +41,10 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
         word = f"the record of {label}"
         # Of integers nobody else says which values index a table; standard normal floats need no leave.
         free = tuple(replace(spec, range=None) if is_floating_input(spec) else spec for spec in claimed.inputs)
-        narrowed = claimed.inputs if free != claimed.inputs else ()
+        if free != claimed.inputs:
+            narrowed = claimed.inputs
+        else:
+            narrowed = ()
         return replace(claimed, inputs=free, claimed=narrowed, word=word)
     pairs = list(zip(own.inputs, claimed.inputs, strict=True))
     if not any(_narrows_inputs(theirs, ours) for ours, theirs in pairs):
@@ -82,14 +85,18 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
     is_dynamic = False
     for number, stated in enumerate(declared_inputs(proto.graph)):
         spec = recorded.get(stated.name)
-        dims = stated.dims if spec is None else _dims_as_names(spec.shape)
+        if spec is None:
+            dims = stated.dims
+        else:
+            dims = _dims_as_names(spec.shape)
         if dims is None or stated.dtype in ("", STRING):
             return []
         named = [dim if isinstance(dim, int) else _NOT_A_NAME.sub("_", dim) for dim in dims]
         named = [f"d{dim}" if isinstance(dim, str) and not dim[:1].isalpha() else dim for dim in named]
         is_dynamic |= any(isinstance(dim, str) for dim in named)
         name = _NOT_A_NAME.sub("_", stated.name)
-        name = name if name[:1].isalpha() else f"x{number}"
+        if not name[:1].isalpha():
+            name = f"x{number}"
         texts.append(f"{name}[{','.join(map(str, named))}]")
     if is_dynamic:
         return texts

@@ -99,7 +99,10 @@ def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx
     rows = attributes["N"]
     columns = attributes["K"]
     scale = tensors.get(node.input[2])
-    zero = tensors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+    if len(node.input) > 3 and node.input[3]:
+        zero = tensors.get(node.input[3])
+    else:
+        zero = None
     if bits not in (4, 8) or scale is None or (zero is None and any(node.input[3:4])):
         return
     scales = initializer_values(scale).astype(np.float64).reshape(rows, -1)

@@ -30,8 +30,12 @@ def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
     for file in dict.fromkeys(w.file for w in weights):
         folded = [w for w in weights if w.file == file and w.origin is WeightOrigin.FOLDED]
         computed = [w for w in weights if w.file == file and w.origin is WeightOrigin.COMPUTED and w.elements > 1]
-        parts = [f"{len(folded)} folded ({_list_weights(folded)})"] if folded else []
-        parts += [f"{len(computed)} computed, like none of the model's ({_list_weights(computed)})"] if computed else []
+        if folded:
+            parts = [f"{len(folded)} folded ({_list_weights(folded)})"]
+        else:
+            parts = []
+        if computed:
+            parts += [f"{len(computed)} computed, like none of the model's ({_list_weights(computed)})"]
         if parts:
             notes.append(f"{file}: weights that are no parameter as it stands: {'; '.join(parts)}")
     return notes

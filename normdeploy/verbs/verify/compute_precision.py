@@ -71,7 +71,10 @@ def find_compute_precision(proto: onnx.ModelProto) -> ComputePrecision:
     ]
     ends = [types[v.name] for v in proto.graph.output if types.get(v.name) in (*_FLOATS, *_HALVES)]
     precision = _majority_half_type(products) or _majority_half_type(every) or _common_half_type(ends)
-    lowered = [] if precision else [name for n in nodes for name in n.output if types.get(name) in _HALVES]
+    if precision:
+        lowered = []
+    else:
+        lowered = [name for n in nodes for name in n.output if types.get(name) in _HALVES]
     return ComputePrecision(
         precision, halves, tuple(_find_coarser_tensors(proto.graph, types, precision)), tuple(lowered)
     )
@@ -133,7 +136,10 @@ def _common_half_type(kinds: list[int]) -> str:
 
 def _find_coarser_tensors(graph: onnx.GraphProto, types: Mapping[str, int], precision: str) -> Iterable[str]:
     """The tensors of a type that the precision does not answer for."""
-    coarse = {*_EIGHT_BITS, TensorProto.BFLOAT16} if precision != "bf16" else _EIGHT_BITS
+    if precision != "bf16":
+        coarse = {*_EIGHT_BITS, TensorProto.BFLOAT16}
+    else:
+        coarse = _EIGHT_BITS
     if not precision:
         # By float32's roundings any other type is seen in the numbers.
         return

@@ -81,7 +81,10 @@ def _set_to_thresholds(
     flat = x.reshape(-1).copy()
     order = rng.permutation(flat.size)
     # A single element is in both cases.
-    places = order[half::2] if flat.size > 1 else order
+    if flat.size > 1:
+        places = order[half::2]
+    else:
+        places = order
     flat[places] = np.resize(np.asarray(values), places.size).astype(flat.dtype)
     feeds[name] = flat.reshape(x.shape)
 
@@ -122,7 +125,10 @@ def has_decisions(model: Original) -> bool:
 
 
 def _is_decision(node: torch.fx.Node) -> bool:
-    dtype = traced_dtype(node.args[0]) if node.args else None
+    if node.args:
+        dtype = traced_dtype(node.args[0])
+    else:
+        dtype = None
     op = _op_name(node)
     if op is None or dtype is None or not dtype.is_floating_point:
         return False
@@ -160,7 +166,10 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
             origins[node] = frozenset({spec.name})
     found: dict[str, dict[float, None]] = {}
     for node in model.program.graph.nodes:
-        value = lifted.get(node.name) if node.op == "placeholder" else None
+        if node.op == "placeholder":
+            value = lifted.get(node.name)
+        else:
+            value = None
         if isinstance(value, torch.Tensor) and value.numel() <= _FEW:
             constants[node] = value
         if node.op != "call_function":
@@ -209,7 +218,10 @@ def _iter_decisions(
 
 def _is_narrowing(node: torch.fx.Node) -> bool:
     """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
-    before = traced_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+    if node.all_input_nodes:
+        before = traced_dtype(node.all_input_nodes[0])
+    else:
+        before = None
     after = traced_dtype(node)
     if before is None or after is None or not before.is_floating_point:
         return False

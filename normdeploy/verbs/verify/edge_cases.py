@@ -141,7 +141,10 @@ def _compared_integer_cases(
     maker = CaseMaker(model, opt, seed)
     for name, values in named.items():
         kind = np.iinfo(specs[name].dtype)
-        drawn = range(2) if has_unknown_range(specs[name]) else range(0)
+        if has_unknown_range(specs[name]):
+            drawn = range(2)
+        else:
+            drawn = range(0)
         low, high = (kind.min, kind.max + 1) if drawn else specs[name].range or (0, 0)
         for value in dict.fromkeys(n for v in values for n in (v, v + 1 if v >= 0 else v - 1)):
             if low <= value < high and value not in drawn:
@@ -151,7 +154,10 @@ def _compared_integer_cases(
 
 def _set_half_to(feeds: dict[str, Array], rng: np.random.Generator, name: str, value: int) -> None:
     x = feeds[name]
-    kept = rng.random(x.shape) < _KEPT if x.size > 1 else False
+    if x.size > 1:
+        kept = rng.random(x.shape) < _KEPT
+    else:
+        kept = False
     feeds[name] = np.where(kept, x, np.asarray(value, x.dtype))
 
 
@@ -164,7 +170,10 @@ def _small_integer_cases(
     whole = all(
         np.iinfo(spec.dtype).bits == _BYTE for spec in model.inputs if spec.name in free and has_unknown_range(spec)
     )
-    kind = "random" if whole else EXTREME
+    if whole:
+        kind = "random"
+    else:
+        kind = EXTREME
     wide = tuple(_widen_range(spec) if spec.name in free and has_unknown_range(spec) else spec for spec in model.inputs)
     if wide == model.inputs:
         return

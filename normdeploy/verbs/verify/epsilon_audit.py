@@ -91,7 +91,8 @@ def _model_numbers(model: Original) -> set[float]:
             node.op_type.endswith("Normalization") and all(a.name != "epsilon" for a in node.attribute)
             for node in proto.graph.node
         )
-        values += [_DEFAULT] if defaults else []
+        if defaults:
+            values += [_DEFAULT]
     else:
         nodes = [node for node in model.program.graph.nodes if node.op == "call_function"]
         arguments = [leaf for node in nodes for leaf in tree_leaves((node.args, dict(node.kwargs)))]

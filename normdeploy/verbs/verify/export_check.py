@@ -217,7 +217,10 @@ def _describe_difference(
         room = moved.get(output, np.zeros(right.shape))
         worst = find_unexplained(value, right, room, relative)
         if worst is not None:
-            at = f" at {list(worst.place)}" if worst.place else ""
+            if worst.place:
+                at = f" at {list(worst.place)}"
+            else:
+                at = ""
             return (
                 f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than"
                 f" rounding, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in PyTorch,"

@@ -41,7 +41,10 @@ def measure_file_drift(
         forms.append((STEPWISE, emulate_half))
     for runtime, form in forms:
         try:
-            ran = None if form is None else form(proto)
+            if form is None:
+                ran = None
+            else:
+                ran = form(proto)
             where = f"{label} in {runtime}"
             seen = measure_drift(model, proto, feeds, precision, progress, ran=ran, clock=clock, label=where)
             points += [replace(point, runtime=runtime, file=label) for point in seen]

@@ -52,7 +52,8 @@ def plan_inputs(
         if halves:
             more += small_value_cases(usual, seeds, SMALL_IN_HALF)
         more += threshold_cases(usual, opt, seeds, find_model_thresholds(model), halves)
-        more += grid_cases(usual, opt, seeds) if has_decisions(model) else ()
+        if has_decisions(model):
+            more += grid_cases(usual, opt, seeds)
     cases = [case for case in (*plan.cases, *more) if case.kind not in LENIENT or not are_quantized(compared)]
     cases, too_large = drop_large_cases(cases, opt, insides, budget)
     return replace(plan, cases=tuple(_mark_unpromised(model, cases)), too_large=tuple(too_large))
@@ -62,7 +63,10 @@ def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> Integer
     whole = {spec.name for spec in model.inputs if spec.dtype.startswith(("int", "uint"))}
     if not whole:
         return IntegerHints()
-    own = [(model.proto, dict[str, str]())] if isinstance(model, FileModel) else []
+    if isinstance(model, FileModel):
+        own = [(model.proto, dict[str, str]())]
+    else:
+        own = []
     files = [(load_small_weights(s.path), s.inputs) for s in compared if not s.runtime]
     named: dict[str, list[int]] = {}
     taken = set[str]()
@@ -76,7 +80,10 @@ def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> Integer
             if ours in whole and theirs not in used:
                 found = named.setdefault(ours, [])
                 found += [v for v in map(math.floor, values[:_THRESHOLDS]) if v not in found]
-    examples = _example_inputs(model) if any(map(has_unknown_range, model.inputs)) else {}
+    if any(map(has_unknown_range, model.inputs)):
+        examples = _example_inputs(model)
+    else:
+        examples = {}
     return IntegerHints(named, examples, whole - taken)
 
 

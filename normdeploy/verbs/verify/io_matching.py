@@ -238,7 +238,10 @@ def graph_ends(graph: onnx.GraphProto) -> tuple[list[TensorEnd], list[TensorEnd]
 
 def _make_end(v: onnx.ValueInfoProto) -> TensorEnd:
     kind, dims = value_info_type(v)
-    shape = None if dims is None else tuple(d if isinstance(d, int) and d >= 0 else None for d in dims)
+    if dims is None:
+        shape = None
+    else:
+        shape = tuple(d if isinstance(d, int) and d >= 0 else None for d in dims)
     return TensorEnd(v.name, _dtype_family(onnx.helper.tensor_dtype_to_np_dtype(kind).name) if kind else None, shape)
 
 

@@ -105,7 +105,10 @@ def _linear_of_convolution(
     bias = tensor(given.get("bias"))
     if w is None:
         return None
-    c = np.zeros(w.shape[0]) if bias is None else bias
+    if bias is None:
+        c = np.zeros(w.shape[0])
+    else:
+        c = bias
     settings = (tuple(given["stride"]), tuple(given["dilation"]) if max(w.shape[2:]) > 1 else ())
     name = names.get(getattr(given["weight"], "name", ""), "")
     return _LinearMap(x, w, c, np.abs(w), np.abs(c), int(given.get("groups", 1)), settings, (name,))
@@ -119,7 +122,8 @@ def _linear_of_batch_norm(z: _LinearMap, given: Mapping[str, Any], tensor: Any) 
     gamma = tensor(given.get("weight"))
     beta = tensor(given.get("bias"))
     a = (np.ones(mean.shape) if gamma is None else gamma) / np.sqrt(variance + float(given["eps"]))
-    beta = np.zeros(mean.shape) if beta is None else beta
+    if beta is None:
+        beta = np.zeros(mean.shape)
     return z.scale_and_shift(a, beta - mean * a, np.abs(beta) + np.abs(mean * a))
 
 

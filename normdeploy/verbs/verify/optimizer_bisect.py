@@ -75,7 +75,10 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
     stepwise = {c.file_label: c for c in trial.candidates if c.name == STEPWISE}
     _excuse_saturated_products(trial, plain)
     for candidate in trial.candidates:
-        off = plain.get((candidate.file_label, candidate.provider)) if candidate.optimize else None
+        if candidate.optimize:
+            off = plain.get((candidate.file_label, candidate.provider))
+        else:
+            off = None
         if off is None or off.unavailable or candidate.crashes:
             continue
         if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
@@ -135,7 +138,10 @@ def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, 
     onnxruntime's optimizer has to be on for that.
     """
     for on in trial.candidates:
-        off = plain.get((on.file_label, on.provider)) if on.optimize and on.provider == "cpu" else None
+        if on.optimize and on.provider == "cpu":
+            off = plain.get((on.file_label, on.provider))
+        else:
+            off = None
         if off is None or off.subject is None or not off.subject.ops.intersection(PRODUCTS):
             continue
         right = {r.output for r in trial.candidate_results(on) if r}
@@ -179,7 +185,10 @@ def blame_optimizer(
     blamed = find_culprits(path, provider, passes_without)
     if blamed and passes_without(blamed, ()):
         candidate.culprit = blamed
-        these = "it" if len(blamed) == 1 else "these"
+        if len(blamed) == 1:
+            these = "it"
+        else:
+            these = "these"
         candidate.advice = (
             f"onnxruntime's optimizer is the culprit: {', '.join(blamed)}; with {these} disabled the file passes"
         )

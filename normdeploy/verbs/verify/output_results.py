@@ -150,5 +150,9 @@ def apply_rules(result: OutputResult, rules: Sequence[RuleVerdict], required: bo
         failing.append(
             f"{result.default_rule_name}: {result.reason or f'error {result.max_abs_error:.2e} > {result.allowed:.2e}'}"
         )
-    verdict: Literal["pass", "fail"] = "fail" if failing else "pass"
+    verdict: Literal["pass", "fail"]
+    if failing:
+        verdict = "fail"
+    else:
+        verdict = "pass"
     return replace(result, rules=tuple(rules), verdict=verdict, reason="; ".join(failing), default_reason=result.reason)

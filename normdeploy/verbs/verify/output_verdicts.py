@@ -80,7 +80,10 @@ def _describe_failing_integers(trial: TrialRecord, tallies: Iterable[ErrorTally]
 
 def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> OutputResult:
     """The verdict on a quantized file: with what its steps do, and why it fails."""
-    budget = None if candidate.subject is None else candidate.subject.steps
+    if candidate.subject is None:
+        budget = None
+    else:
+        budget = candidate.subject.steps
     if budget is None or budget.failure:
         return result
     result = replace(result, steps=budget.relative_error(result.output))

@@ -326,7 +326,10 @@ class PrecisionTrial:
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):
                 return value.astype(self.tallying.dtype_of(output))
-        own = self.tallying.dtype_of(output) if output in self.model.outputs else None
+        if output in self.model.outputs:
+            own = self.tallying.dtype_of(output)
+        else:
+            own = None
         holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
         if own not in HALF_TYPES or not (self._half == own or holds_half):
             return value

@@ -138,7 +138,8 @@ class StepBudget:
                 self._cases[case] = CaseBudget(
                     self.cached_answer, feeds, self._clipped_tensors, self.calibrated, may_draw
                 )
-                self.cut += [case] if self._cases[case].cut else []
+                if self._cases[case].cut:
+                    self.cut += [case]
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
@@ -241,7 +242,10 @@ def _relative_size(steps: float, size: float) -> float:
 
 def raise_to_floor(moved: Array) -> Array:
     """Return how far elements move, each at least half of the root mean square of all: few draws say little of one."""
-    typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+    if moved.size:
+        typical = float(np.sqrt(np.mean(moved**2)))
+    else:
+        typical = 0.0
     return np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
 
 
@@ -291,7 +295,10 @@ class CaseBudget:
         self.plain = self.run(self.feeds, RoundingDraw())
         self.clipped = self.last_clipped()
         by_calibration = bool(self.clipped) and self.clipped <= self.calibrated
-        self.cut = self.run(self.feeds, RoundingDraw("exact")) if by_calibration else None
+        if by_calibration:
+            self.cut = self.run(self.feeds, RoundingDraw("exact"))
+        else:
+            self.cut = None
         self.center = self.run(self.feeds, UNBOUNDED)
         self._spread = {source: _Spread.of_outputs(self.center, 1.0) for source in BOTH}
         self._wide = {source: _Spread.of_outputs(self.center, EAGER_MULTIPLE) for source in BOTH}
@@ -364,7 +371,10 @@ class CaseBudget:
         for seed in range(_MOST_RUNS):
             for source in BOTH:
                 run = self._run_draw(source, seed)[output]
-                right |= run == value if run.shape == value.shape else False
+                if run.shape == value.shape:
+                    right |= run == value
+                else:
+                    right |= False
             if right.all() or not self.may_draw():
                 break
         return right

@@ -60,7 +60,10 @@ def evaluate_quantized(file: PathLike, feeds: Arrays, weights: bool = False) -> 
         runner = QuantizedRunner(load_onnx(file))
         plain = dict(runner.run_with_draw(feeds, RoundingDraw()))
         draws = [runner.run_with_draw(feeds, RoundingDraw(seed, clips=False)) for seed in range(_DRAWS)]
-        exact = runner.run_with_draw(feeds, RoundingDraw("exact", clips=False)) if weights else {}
+        if weights:
+            exact = runner.run_with_draw(feeds, RoundingDraw("exact", clips=False))
+        else:
+            exact = {}
         others = [
             runner.run_with_draw(feeds, RoundingDraw("exact", seed, clips=False))
             for seed in range(_DRAWS if weights else 0)

@@ -39,7 +39,10 @@ def load_original(
     """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
     from .reference_models import is_ort_session, open_original
 
-    path = source if isinstance(source, str | os.PathLike) else None
+    if isinstance(source, str | os.PathLike):
+        path = source
+    else:
+        path = None
     if (
         isinstance(source, onnx.ModelProto)
         or is_ort_session(source)

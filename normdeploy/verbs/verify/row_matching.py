@@ -177,8 +177,12 @@ class RowMatcher:
                 longest = max(_longest_prefix(vector[at:], v) for v in vectors)
             else:
                 longest = 0
-            length += longest if longest >= ROW else 0
-            at += longest if longest >= ROW else 1
+            if longest >= ROW:
+                length += longest
+            if longest >= ROW:
+                at += longest
+            else:
+                at += 1
         return length / vector.size
 
 

@@ -48,7 +48,10 @@ class RuleVerdict:
         return self.verdict == "pass"
 
     def __str__(self) -> str:
-        where = f" at {self.case}" if self.case and not self else ""
+        if self.case and not self:
+            where = f" at {self.case}"
+        else:
+            where = ""
         if self.reason:
             return f"{self.rule}: {self.reason}{where}"
         if self.kind == "tolerance":
@@ -114,7 +117,11 @@ class RuleMeasure:
         return replace(verdict, reason=self._broken)
 
     def _make_verdict(self, measured: float, wanted: float, *, passes: bool, case: str = "") -> RuleVerdict:
-        verdict: Literal["pass", "fail"] = "pass" if passes else "fail"
+        verdict: Literal["pass", "fail"]
+        if passes:
+            verdict = "pass"
+        else:
+            verdict = "fail"
         return RuleVerdict(str(self.rule), self.rule.kind, measured, wanted, verdict, case)
 
     def _record_failure(self, case: str, reason: str) -> None:
@@ -150,7 +157,10 @@ class _ToleranceMeasure(RuleMeasure):
         wrong = nonfinite_mismatch(got, expected)
         if wrong.any():
             index = first_true_index(wrong)
-            place = f" at {list(index)}" if index else ""
+            if index:
+                place = f" at {list(index)}"
+            else:
+                place = ""
             self._record_failure(case, f"{got[index]} where the reference is {expected[index]}{place}")
             return
         allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)

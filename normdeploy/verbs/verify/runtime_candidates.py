@@ -240,7 +240,10 @@ def make_candidates(
     candidates = list[RuntimeCandidate]()
     not_run = list[NotRun]()
     files = [s for s in compared if not s.runtime]
-    reason = explain_missing_cuda() if files else ""
+    if files:
+        reason = explain_missing_cuda()
+    else:
+        reason = ""
     if reason:
         not_run.append(NotRun("onnxruntime CUDA", reason))
     for subject in files:

@@ -94,7 +94,10 @@ class RuntimeTallies:
             if steps is not None and answer.bounds is not None:
                 self._tally_quantized(candidate, answer, output, result.get(output), steps)
                 continue
-            bounds = None if self.skips_step_budget(candidate) else answer.bounds
+            if self.skips_step_budget(candidate):
+                bounds = None
+            else:
+                bounds = answer.bounds
             open_ = not self._has_failed_already(candidate, output, answer.case.kind)
             tally.add(
                 answer.case.name,

@@ -119,7 +119,10 @@ def open_clip_bounds(proto: onnx.ModelProto) -> onnx.ModelProto | None:
                 continue
             found = True
             data = node.input[0]
-            node.op_type = "Max" if low else "Min"
+            if low:
+                node.op_type = "Max"
+            else:
+                node.op_type = "Min"
             node.input[:] = [data, low or high]
     if found:
         return proto

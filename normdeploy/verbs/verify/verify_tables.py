@@ -73,7 +73,10 @@ def failure_lines(parity: Comparison) -> list[str]:
 
 def _altered_weight_lines(parity: Comparison) -> list[str]:
     wrong = [w for w in parity.weights if not w]
-    traced = [f"fail: {parity.trace}"] if parity.trace else []
+    if parity.trace:
+        traced = [f"fail: {parity.trace}"]
+    else:
+        traced = []
     return traced + [
         f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong
     ]
@@ -93,14 +96,23 @@ def describe_verdict(parity: Comparison) -> str:
         far = f" up to {parity.up_to} input elements"
     else:
         far = ""
-    limits = f" {'; '.join(parity.limits)};" if parity.limits else ""
+    if parity.limits:
+        limits = f" {'; '.join(parity.limits)};"
+    else:
+        limits = ""
     return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 
 
 def _describe_inputs(parity: Comparison) -> str:
     count = len(parity.cases)
-    word = f", sizes and values by {parity.word}" if parity.word else ""
-    narrow = f" but for {parity.narrow}" if parity.narrow else ""
+    if parity.word:
+        word = f", sizes and values by {parity.word}"
+    else:
+        word = ""
+    if parity.narrow:
+        narrow = f" but for {parity.narrow}"
+    else:
+        narrow = ""
     return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"
 
 
