@@ -32,9 +32,9 @@ def draw_norm_diagrams(
         after: what would become of it.
     """
     nested = any(f.place for f in findings)
-    cutters: list[Mapping[str, _Surroundings]] = [
+    cutters: list[Mapping[str, _DiagramNeighbors]] = [
         {
-            place: _Surroundings(graph)
+            place: _DiagramNeighbors(graph)
             for place, graph in (norm_extraction.models_by_location(model) if nested else {"": model}).items()
         }
         for model in (before, after)
@@ -56,7 +56,7 @@ def draw_norm_diagrams(
     return tuple(by_key.values())
 
 
-class _Surroundings:
+class _DiagramNeighbors:
     """One graph, with who makes and who reads each tensor."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
