@@ -26,8 +26,8 @@ BESIDE = (  # what the way is held up by, and what is done with the file
     ("norms/ contrib/", "tables of norm ops"),
     ("precision/", "half precision"),
     ("runtimes/ engines/", "runs it, builds engines"),
-    ("verbs/", "verify, bisect, bench, ..."),
-    ("cli/ api/", "the verbs as called"),
+    ("verbs/", "a folder for each verb"),
+    ("cli/", "the verbs as commands"),
     ("reports/", "JSON, the page, charts"),
 )
 STYLE = """
