@@ -79,8 +79,9 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """Return the numbers of a constant; None of what is computed, and of an input that has a default."""
-    if value is None or value.is_graph_input():
+    """Return the numbers of a constant; None of what is computed. An input with a default has no numbers here:
+    `simplify` puts the defaults aside before the rules run."""
+    if value is None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.dtype == ir.DataType.STRING:
