@@ -11,9 +11,12 @@ import logging
 import sys
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .errors import escape_line
-from .findings.records import Summary
+
+if TYPE_CHECKING:
+    from .findings.records import Summary
 
 log = logging.getLogger("normdeploy")
 

@@ -110,12 +110,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..environment import describe_environment, source_date_epoch
-from ..findings.records import Explanation, Finding, Summary
 from ..storage.file_replacement import matching_siblings
 from ..version import __version__
+
+if TYPE_CHECKING:
+    from ..findings.records import Explanation, Finding, Summary
 
 SCHEMA = "normdeploy/report/1"
 SECTIONS = ("engine", "precision", "quantization", "parity", "bisection", "race", "inference")
