@@ -242,7 +242,7 @@ class ForeignOp:
 
     Attributes:
         row: of the table of norm ops.
-        check: raises RefusedError where a node's meaning is not certain; it may note what is to be told of it.
+        check: raises RefusedError if the meaning of a node is ambiguous; it may add notes to the report.
         write: writes a node where its definition alone does not.
         ignored: attributes that a node may have and that mean nothing.
     """

@@ -114,7 +114,7 @@ def is_plugin_node(node: gs.Node) -> bool:
 
 
 def _plugin_definition(node: gs.Node, other: Mapping[str, Any]) -> NodeDefinition | None:
-    """Return what a plugin node, or the activation behind it, computes; None of other nodes."""
+    """Return the computation of a plugin node or of the activation after it, None for other nodes."""
     if is_plugin_node(node):
         definition = TABLE[node.op]
         return lambda m, inputs, attrs: definition(m, inputs, {**attrs, **other})

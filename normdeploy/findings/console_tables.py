@@ -26,6 +26,6 @@ def file_title(file: str) -> Text:
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
-    """Print what else the user should know, a line each."""
+    """Print the notes, one per line."""
     for note in notes:
         console.print(Text(f"note: {escape_line(note)}", style="yellow"))

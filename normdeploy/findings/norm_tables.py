@@ -1,4 +1,4 @@
-"""The norms of a graph on the terminal: what became of each, what is left with the reasons, and the totals."""
+"""Prints the norms of a graph: the outcome of each, the reasons for those left, and the totals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHERS = {
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """What ``inspect`` found: every norm with what would become of it, or those that are explained."""
+    """Print every norm with its proposed rewrite, or the explained norms only."""
     if summary.explanations:
         show_explanations(console, summary.explanations)
         return
@@ -46,7 +46,7 @@ def show_summary(console: Console, summary: Summary) -> None:
 
 
 def show_norms(console: Console, summary: Summary) -> None:
-    """The norms that were rewritten, what is left as it is with the reasons, and the totals."""
+    """Print the rewritten norms, those left with the reasons, and the totals."""
     _show_done_norms(console, summary)
     _show_totals(console, summary, when="before")
 

@@ -1,4 +1,4 @@
-"""What stayed float32 where a model was made half precision."""
+"""Reports the parts of a half-precision model that stayed float32."""
 
 from __future__ import annotations
 

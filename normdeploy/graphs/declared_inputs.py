@@ -41,7 +41,7 @@ def _declared_input(v: onnx.ValueInfoProto) -> DeclaredInput:
 
 
 def tensor_spec(v: onnx.ValueInfoProto) -> TensorSpec:
-    """What a file says of an input or output; of rank 0 where it states no shape."""
+    """Declaration of an input or output in a file; rank 0 if the file declares no shape."""
     kind, dims = value_info_type(v)
     if kind is None:
         dtype = ""

@@ -14,12 +14,12 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
-# element type and shape, None where not known
+# element type and shape, None if unknown
 Type = tuple[int | None, Dims | None]
 
 
 class Types(dict[str, Type]):
-    """What is known of each tensor; of one that is missing nothing is."""
+    """Types and shapes by tensor name; a missing name means unknown."""
 
     def __missing__(self, name: str) -> Type:
         return None, None

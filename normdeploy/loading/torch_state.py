@@ -40,7 +40,7 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def silence_logger(name: str) -> Iterator[None]:
-    """Keep a library's log off the terminal; what matters of it is in its exceptions."""
+    """Keep a library's log off the terminal; its exceptions carry the errors."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

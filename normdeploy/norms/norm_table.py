@@ -1,10 +1,10 @@
-"""The table of norm ops: the standard's, ours and other tools', a row for each. Whoever needs a property of a norm op
-asks its row.
+"""The table of norm ops, a row each: the standard's, ours and other tools'. Every other module reads the properties of
+a norm op from its row.
 
-The rows say what an op takes and gives, and name what it computes: a function of the same module
-(`normdeploy.norms.onnx_norms`, `onnxruntime_norms`, `tensorrt_norms`); of our own ops
-(`normdeploy.norms.normdeploy_ops`), and of those that installed packages bring (`normdeploy.norms.third_party`), a body
-that travels in the file.
+A row lists the inputs, outputs and attributes of an op, and its definition. The definition is a function in the module
+of the row (`normdeploy.norms.onnx_norms`, `onnxruntime_norms`, `tensorrt_norms`). Our own ops
+(`normdeploy.norms.normdeploy_ops`) and those of installed packages (`normdeploy.norms.third_party`) are defined by the
+function body that is stored in the file.
 """
 
 from __future__ import annotations

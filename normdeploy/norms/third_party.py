@@ -234,7 +234,7 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
 
 
 def _describe_contract_error(norm: GuestNorm) -> str | None:
-    """Say what breaks the contract; None where nothing does."""
+    """Describe the breach of the contract, None if it is kept."""
     words = [norm.op, norm.kind, *_as_word_list(norm.inputs), *_as_word_list(norm.attributes)]
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in words):
         return f": its names are {words!r:.160}; each is a word of letters, digits and _"
@@ -262,7 +262,7 @@ def _as_word_list(names: object) -> list[Any]:
 
 
 def _owner_of_name(op: str) -> str | None:
-    """Return whose op bears a name; None where nobody's does."""
+    """Return the owner of an op name, None if nobody owns it."""
     if any(schema.name == op for schema in _all_schemas()):
         return "ONNX"
     return next((str(r.owner) for r in ROWS if r.op == op), None)
@@ -274,7 +274,7 @@ def _all_schemas() -> tuple[onnx.defs.OpSchema, ...]:
 
 
 def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str | None:
-    """Say what is wrong with a body; None where nothing is."""
+    """Describe the error in a body, None if it is correct."""
     wanted = (row.op, row.domains[0], row.inputs, row.outputs, {*row.attributes})
     held = (function.name, function.domain, tuple(function.input), tuple(function.output), {*function.attribute})
     for what, mine, its in zip(("name", "domain", "inputs", "outputs", "attributes"), wanted, held, strict=True):

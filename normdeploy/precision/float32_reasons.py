@@ -203,7 +203,7 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
 
 
 def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str | None:
-    """Say why calibration forbids to make a tensor half; None where it does not."""
+    """Give the reason why calibration keeps a tensor in float32, None if it may be half."""
     seen = view.ranges.get(name)
     if seen is None:
         return None

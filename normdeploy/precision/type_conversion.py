@@ -174,7 +174,7 @@ def _change_type(proto: onnx.TypeProto, change: Change) -> None:
 
 @dataclass(frozen=True)
 class Float32Parts:
-    """What of a graph stays float32.
+    """The parts of a graph that stay float32.
 
     Attributes:
         nodes: the places of the nodes that compute in it.

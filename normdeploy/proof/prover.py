@@ -24,7 +24,7 @@ _ALIKE = 8
 _MANY = 3
 
 ProofMemo = MutableMapping[object, Identity | NotProved]
-"""What was proved, or why it was not, by a key that is equal where the same proof holds."""
+"""Proofs and refusals by a key; equal keys share one proof."""
 
 
 def prove_identity(sides: Equivalence) -> Identity:

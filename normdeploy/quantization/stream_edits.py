@@ -85,7 +85,7 @@ def prove_nodes(
     pairs: tuple[ResultPair, ...] = (),
     expressions: ComputedConstants | None = None,
 ) -> DecidedProposal:
-    """Prove that ``nodes`` may take the place of what makes ``out``.
+    """Prove that ``nodes`` may replace the nodes that compute ``out``.
 
     Raises:
         RefusedError: that is not proved.

@@ -1,4 +1,4 @@
-"""What recognition concludes of a region's values: a `NormFit`, or why it is none, a `RejectedReading`."""
+"""The reading of a region: a `NormFit`, or a `RejectedReading` with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graphs.region import Refusal, Region
 
 
 class Denominator(Enum):
-    """What a norm divides by, of v, the mean square of what it divides."""
+    """The denominator of a norm as a function of v, the mean square of its numerator."""
 
     # sqrt(v + epsilon)
     EPSILON_INSIDE_ROOT = auto()

@@ -135,7 +135,7 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
 
 
 def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
-    """Say how two fits of one region at two sizes differ; None where they are one norm."""
+    """Describe how two fits of one region at two sizes differ, None if they agree."""
     if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)

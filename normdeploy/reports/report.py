@@ -1,4 +1,4 @@
-"""What a verb did, as JSON.
+"""The report of a verb, as JSON.
 
 Its schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the
 next number. A number that is not finite is written as the string "nan", "inf" or "-inf"; what is not known or does not

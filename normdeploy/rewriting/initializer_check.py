@@ -50,7 +50,7 @@ def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterat
 
 
 def _describe_difference(graph: Graph, t: gs.Constant) -> str | None:
-    """Say what was read otherwise than the file has it; None where nothing was."""
+    """Describe a value that was read differently than stored, None if there is none."""
     try:
         tensor = graph.file_initializer(t)
     except GraphError as e:

@@ -36,7 +36,7 @@ class Runner(Protocol):
 
 
 class HeldRunner:
-    """A runner that has nothing to do when its context is entered; what it holds is freed when that is left."""
+    """Base of runners that need no setup; leaving the context frees their resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -132,7 +132,7 @@ def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionP
 
 
 def metadata_text(proto: onnx.ModelProto, key: str) -> str:
-    """What a file says of itself under that name; "" where it says nothing."""
+    """Return the metadata of a file under ``name``, "" if it has none."""
     return next((p.value for p in proto.metadata_props if p.key == key), "")
 
 

@@ -1,4 +1,4 @@
-"""The stages of a verb: how long each takes, and what the progress bar is told of them."""
+"""Times the stages of a verb and reports them to the progress bar."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from normdeploy.graphs import file_graph
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.local_functions import open_functions
 from normdeploy.graphs.shape_inference import infer_types
+from tests.work import count_calls
 
 NORM = (  # op, inputs, output
     "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"
@@ -65,25 +63,10 @@ def fan(n: int) -> onnx.ModelProto:
     return model([*branches, helper.make_node("Sum", [b.output[0] for b in branches], ["sum"]), *norm("sum")])
 
 
-def calls(function: Callable[[], object]) -> int:
-    counted = 0
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal counted
-        counted += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return counted
-
-
 def test_four_times_the_branches_are_four_times_the_work() -> None:
     optimize(fan(2))  # imports
-    small, large = (calls(lambda n=n: optimize(fan(n))) for n in (100, 400))  # type: ignore[misc]
+    small = count_calls(lambda: optimize(fan(100)))
+    large = count_calls(lambda: optimize(fan(400)))
     assert large < 5 * small
 
 

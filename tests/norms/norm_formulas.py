@@ -1,4 +1,4 @@
-"""Norms of ours by their formulas in float64, written a second time: what tests hold the bodies against."""
+"""Formulas of our norms in float64, independent of the function bodies that tests compare with them."""
 
 from __future__ import annotations
 

@@ -121,16 +121,21 @@ def static(op: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
 
 @pytest.mark.parametrize("n", [5120, 10_240])
 def test_rows_that_are_no_power_of_2_have_a_tactic_without_idle_lanes(n: int) -> None:
-    """The tile of 8,192 for 5,120 elements has 37 % that do nothing but be issued. A row read in pieces issues fewer
-    instructions than in one tile of any number of warps, and as many threads or more are resident."""
+    """The tile of 8,192 for 5,120 elements has 37 % that do nothing but be issued. Read in pieces, a row issues 30 %
+    fewer instructions than in one tile of 32 warps, and fewer than in one of any other number of warps; as many threads
+    or more are resident."""
     case = static("LayerNorm", (4, n), LN)
     _, inputs, attributes = case.call()
     tiles = BY_NAME["LayerNorm"].tiles(inputs, attributes)
-    whole = [counted.kernel(case, tactic=tactic) for tactic, tile in enumerate(tiles) if not tile.loop]
-    in_pieces = [counted.kernel(case, tactic=tactic) for tactic, tile in enumerate(tiles) if tile.loop]
-    pieces = min(in_pieces, key=lambda kernel: counted.issued(case, kernel).instructions)
-    assert counted.issued(case, pieces).instructions < min(counted.issued(case, k).instructions for k in whole)
-    assert pieces.resources((9, 0))[2] >= max(k.resources((9, 0))[2] for k in whole)
+    kernels = [counted.kernel(case, tactic=tactic) for tactic in range(len(tiles))]
+    issued = [counted.issued(case, kernel).instructions for kernel in kernels]
+    resident = [kernel.resources((9, 0))[2] for kernel in kernels]
+    whole = [i for i, tile in enumerate(tiles) if not tile.loop]
+    pieces = min((i for i, tile in enumerate(tiles) if tile.loop), key=lambda i: issued[i])
+    (widest,) = (i for i in whole if tiles[i].warps == 32)
+    assert issued[pieces] < 0.7 * issued[widest]
+    assert issued[pieces] < min(issued[i] for i in whole)
+    assert resident[pieces] >= max(resident[i] for i in whole)
 
 
 def test_rows_of_16384_have_a_tactic_of_which_several_blocks_fit() -> None:

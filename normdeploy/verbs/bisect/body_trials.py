@@ -56,7 +56,7 @@ def _replace_inner_node(node: onnx.NodeProto, number: int, other: onnx.NodeProto
 
 
 def _key_of_node(node: onnx.NodeProto) -> tuple[object, ...]:
-    """What a node computes, whatever its name."""
+    """Key of a node's computation, independent of its name."""
     return node.op_type, node.domain, list(node.input), sorted(a.SerializeToString() for a in node.attribute)
 
 

@@ -111,7 +111,7 @@ class CounterpartSearch:
 
     @property
     def wanted(self) -> Array:
-        """What the end should be."""
+        """Expected value of the end tensor."""
         return _reshape_like(self.reference[self.target], self.values[self.end])
 
     @property

@@ -139,5 +139,5 @@ def match_slices(data: Array, wanted: Array, axis: int, allowed: float) -> Array
 
 
 def all_within(one: Array, other: Array, allowed: float) -> bool:
-    """Return whether no two elements differ by more than what is allowed."""
+    """Return whether every element is within its bound."""
     return bool((np.abs(one - other) <= allowed).all())

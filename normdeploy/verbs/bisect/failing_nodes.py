@@ -85,7 +85,7 @@ def _find_mending_change(
 def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
     """Yield what the reference's node of the same result has, then shapes with a dim that the input tells."""
     same = [name for name in exact.nodes[place].output if name in program.order]
-    # What is right there is not known.
+    # The expected value there is unknown.
     spot = FaultSpot((place,), "", np.zeros(0), 0.0)
     for operators in (same, program.order):
         around = TrialSpot(exact, {}, replace(spot, operators=tuple(operators)), program)

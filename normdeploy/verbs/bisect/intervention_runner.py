@@ -23,7 +23,7 @@ _KEPT = 1 << 30
 
 
 class InterventionRunner(TensorComparison):
-    """A laboratory in which tensors can be held at a value, on the CPU or on CUDA."""
+    """Runs a model with chosen tensors fixed at given values, on the CPU or on CUDA."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ def _try_epsilons(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
-    """Take another epsilon in the place of a small number that a node reads."""
+    """Try another epsilon for a small number that a node reads."""
     for i, name in enumerate(at.node.input):
         stored = at.fixed_input(i, "f")
         if stored is None or stored.size != 1:

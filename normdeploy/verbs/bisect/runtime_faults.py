@@ -188,7 +188,7 @@ def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult)
 
 
 def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> tuple[str, str]:
-    """Return the kind of a runtime's mistake, and what is said of it."""
+    """Return the kind of a runtime's mistake and its description."""
     off = wrong.off
     if result.runtime == ON:
         if result.culprit:

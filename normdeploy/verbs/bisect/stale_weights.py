@@ -139,7 +139,7 @@ def _iter_places(strange: Arrays, stored: Arrays) -> Iterator[tuple[str, _Placed
 
 
 def cosine_similarity(one: Array, other: Array) -> float:
-    """Return the cosine of the angle between two tensors of one shape, 0 where one is zero."""
+    """Return the cosine of the angle between two tensors of the same shape, 0 if either is zero."""
     wide = other.astype(np.float64)
     size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
     if size:

@@ -38,7 +38,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Trial:
-    """A change of a file, and the cause that it would show."""
+    """A trial change of a file, and the cause it would confirm."""
 
     cause: Cause
     change: NodeChange
@@ -118,13 +118,13 @@ class TrialNode:
         return is_standard(self.node) and (not ops or self.op in ops)
 
     def name_of_input(self, i: int) -> str:
-        """Return the tensor that the node reads, "" where it reads none."""
+        """Return the tensor that the node reads, "" if none."""
         if i < len(self.node.input):
             return self.node.input[i]
         return ""
 
     def input_value(self, i: int) -> Array | None:
-        """Return what the node reads, None where it is fixed or not known."""
+        """Return the value that the node reads, None if it is constant or unknown."""
         return self.around.values.get(self.name_of_input(i))
 
     def fixed_input(self, i: int, kinds: str) -> Array | None:
@@ -141,7 +141,7 @@ class TrialNode:
         return attributes_with_defaults(self.exact, self.node)
 
     def stated_axis(self, default: int) -> int:
-        """Return the attribute ``axis``, ``default`` where it is not stated."""
+        """Return the attribute ``axis``, or ``default`` if the node has none."""
         return next((a.i for a in self.node.attribute if a.name == "axis"), default)
 
     def as_node(self, kind: str, text: str, node: onnx.NodeProto, *, instead: str = "") -> Trial:
@@ -149,7 +149,7 @@ class TrialNode:
         return Trial(Cause(kind, text, self.place, instead), NodeChange(nodes={self.place: node}))
 
     def with_inputs(self, kind: str, text: str, inputs: Mapping[int, Array | Edit]) -> Trial:
-        """Try other values of some inputs, or what a function makes of these."""
+        """Try other values for some inputs, or a function of them."""
         edits = {(self.place, i): _as_edit(value) for i, value in inputs.items()}
         return Trial(Cause(kind, text, self.place), NodeChange(inputs=edits))
 

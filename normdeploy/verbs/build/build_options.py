@@ -1,4 +1,4 @@
-"""What ``build`` is asked."""
+"""The options of ``build``."""
 
 from __future__ import annotations
 

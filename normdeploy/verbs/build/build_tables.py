@@ -1,4 +1,4 @@
-"""What ``build`` made, on the terminal."""
+"""Prints the engines that ``build`` wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of ``normdeploy.verbs.check.check_function``, and what breaks them in a file and its norms."""
+"""The rules of ``check``, and the functions that find breaches in a file and its norms."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def _collect_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | o
 
 
 def _iter_constant_nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.AttributeProto]]:
-    """Yield the output of each Constant node, with what it holds."""
+    """Yield the output of each Constant node with its value."""
     for body in iter_bodies(proto):
         for node in body.node:
             if node.op_type == "Constant" and node.output:

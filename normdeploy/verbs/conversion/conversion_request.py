@@ -1,4 +1,4 @@
-"""What ``export`` and ``optimize`` are asked, looked at before any work: the target, samples, quantization."""
+"""Validates the options of ``export`` and ``optimize`` before any work: target, samples, quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``export`` and ``export_parts`` are asked."""
+"""The options of ``export`` and ``export_parts``."""
 
 from __future__ import annotations
 

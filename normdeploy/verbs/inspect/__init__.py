@@ -1,1 +1,1 @@
-"""What would become of the norms of a model, and what runtimes make of them."""
+"""Predicts how the norms of a model are rewritten and how runtimes run them."""

@@ -1,4 +1,4 @@
-"""What ``optimize`` is asked."""
+"""The options of ``optimize``."""
 
 from __future__ import annotations
 

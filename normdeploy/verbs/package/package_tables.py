@@ -1,4 +1,4 @@
-"""What ``package`` wrote, on the terminal."""
+"""Prints the files that ``package`` wrote."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def show_judgement(console: Console, judgement: Judgement) -> None:
 
 
 def print_verdict(console: Console, good: bool, well: str, badly: str) -> None:
-    """Print ``well`` in green where all is good, else ``badly`` in red."""
+    """Print ``well`` in green if everything passed, else ``badly`` in red."""
     console.print(Text(well, style="green") if good else Text(badly, style="red"))

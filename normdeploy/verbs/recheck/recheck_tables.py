@@ -1,4 +1,4 @@
-"""What ``recheck`` found, on the terminal."""
+"""Prints the findings of ``recheck``."""
 
 from __future__ import annotations
 

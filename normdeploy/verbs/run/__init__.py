@@ -1,1 +1,1 @@
-"""Files and engines run once, or held ready to run."""
+"""Runs files and engines once, or keeps them open for many runs."""

@@ -52,7 +52,7 @@ class Inference(Renderable):
     seconds: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was run, without the arrays themselves."""
+        """Return a description of the runs, without their arrays."""
         return {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
 
     def show(self, console: Console) -> None:

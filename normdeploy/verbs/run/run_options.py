@@ -1,4 +1,4 @@
-"""What ``run`` and ``open_runner`` are asked."""
+"""The options of ``run`` and ``open_runner``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``run`` did, on the terminal."""
+"""Prints the outputs of ``run``."""
 
 from __future__ import annotations
 

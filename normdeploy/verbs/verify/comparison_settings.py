@@ -21,7 +21,7 @@ from .verify_options import ComparisonOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSettings:
-    """The arguments of ``verify``, a file of rules read and completed by what was given beside it."""
+    """Reads the arguments of ``verify``: a policy file, completed by the options given beside it."""
 
     seeds: int
     inputs: list[NamedInputs] | None

@@ -138,7 +138,7 @@ def _is_decision(node: torch.fx.Node) -> bool:
 
 
 def _op_name(node: torch.fx.Node) -> str | None:
-    """Return "add" of aten::add; None of what is no operator of torch."""
+    """Return "add" for aten::add, None for anything but a torch operator."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None

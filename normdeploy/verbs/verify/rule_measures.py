@@ -144,7 +144,8 @@ class RuleMeasure:
 class _ToleranceMeasure(RuleMeasure):
     """A tolerance."""
 
-    _worst: Verdict | None = None
+    # A rule that no element comes near to is passed with an error of 0, of 0 allowed.
+    _worst = Verdict(0.0, 0.0)
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         assert isinstance(self.rule, Tolerance)
@@ -165,13 +166,12 @@ class _ToleranceMeasure(RuleMeasure):
             return
         allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)
         worst = nearest_to_bound(absolute_difference(got, expected, one_sided=0.0), allowed)
-        if self._worst is None or worst.bound_ratio > self._worst.bound_ratio:
+        if worst.bound_ratio > self._worst.bound_ratio:
             self._worst = worst
             self._case = case
 
     def _measured_verdict(self) -> RuleVerdict:
         worst = self._worst
-        assert worst is not None
         return self._make_verdict(worst.error, worst.allowed, passes=bool(worst), case=self._case)
 
 

@@ -54,7 +54,7 @@ class StandInResults:
             if answer.case.kind == INFINITE and _CLIP in subject.ops and candidate.name in (OFF, ON):
                 return self._replace_clipped(candidate, subject, answer, result)
         except NormdeployError:
-            # What can't be run otherwise stays as it is.
+            # Outputs that cannot be run another way stay unchanged.
             return result
         return result
 

@@ -1,4 +1,4 @@
-"""What ``verify`` found, on the terminal."""
+"""Prints the verdicts of ``verify``."""
 
 from __future__ import annotations
 

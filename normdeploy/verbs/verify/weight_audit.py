@@ -86,7 +86,7 @@ def audit_weights(
     every = list(iter_bias_shifts(model, stored))
     constants: Sequence[tuple[str, Array]] | None = ()
     if isinstance(model, LoadedModel):
-        # Computed where a weight asks for them.
+        # Computed on first use by a weight.
         constants = None
         every += [
             FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
