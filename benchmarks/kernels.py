@@ -300,14 +300,20 @@ def measured(trial: Trial, capability: tuple[int, int], bandwidth: float) -> dic
     }
 
 
+_PACKAGES = {"torch": "torch", "triton": "triton", "liger-kernel": "liger_kernel", "quack-kernels": "quack"}
+
+
 def versions() -> dict[str, str]:
+    """Return the version of each contestant's package, or "not installed" if it is missing or its import fails."""
+    import importlib
     from importlib import metadata
 
     found = {}
-    for name in ("torch", "triton", "liger-kernel", "quack-kernels"):
+    for name, module in _PACKAGES.items():
         try:
+            importlib.import_module(module)
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        except (ImportError, metadata.PackageNotFoundError):
             found[name] = "not installed"
     return found
 
@@ -335,8 +341,8 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
     figure.savefig(file, dpi=70)
 
 
-def page(found: dict[str, Any]) -> str:
-    """The measured page: what the kernels reach, op by op, then every row."""
+def page(found: dict[str, Any], name: str = "kernels") -> str:
+    """Return the page of the measurements in ``name``.json: a summary of each op, then every row."""
     rows = found["rows"]
     names = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version != "not installed")
     missing = [name for name, version in found["versions"].items() if version == "not installed"]
@@ -344,7 +350,7 @@ def page(found: dict[str, Any]) -> str:
         "# The kernels, measured",
         "",
         f"On one {found['gpu']}, {found['date']}; {names}; not installed there: {', '.join(missing) or 'none'}.",
-        "`python -m benchmarks.kernels` measures, and writes this page and `kernels.json`; its head says how.",
+        "`python -m benchmarks.kernels` measures, and writes this page and `" + name + ".json`; its head says how.",
         "",
         "**Kernels ran alone, compiled ahead of time and launched through CUDA's driver; no TensorRT engine did.** A",
         "share is the bytes that have to be read and written, over the time, over the bandwidth of a copy on the same",
@@ -353,7 +359,7 @@ def page(found: dict[str, Any]) -> str:
         "torch and through `torch.compile`. *Faster*: by 3 % or more.",
         "",
         *found.get("notes", []),
-        "![Shares](kernels.png)",
+        f"![Shares]({name}.png)",
         "",
         *_summary(rows),
         "",
@@ -415,7 +421,7 @@ def _faster(row: dict[str, Any], one: str, other: str) -> bool:
 def publish(results: Path) -> None:
     """Write the page from the JSON file ``results``, and the plot if matplotlib is installed."""
     found = json.loads(results.read_text())
-    results.with_suffix(".md").write_text(page(found))
+    results.with_suffix(".md").write_text(page(found, results.stem))
     title = f"{found['gpu']}, {found['date']}, copy {_terabytes(found)} TB/s"
     try:
         plot(found["rows"], title, results.with_suffix(".png"))

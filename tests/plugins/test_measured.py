@@ -14,8 +14,10 @@ MEASURED = json.loads((RESULTS / "kernels.json").read_text())
 ROWS = {(r["op"], r["dtype"], r["size"], r["channels_last"]): r for r in MEASURED["rows"]}
 
 
-def test_the_page_is_made_of_the_numbers() -> None:
-    assert (RESULTS / "kernels.md").read_text() == page(MEASURED)
+@pytest.mark.parametrize("name", ["kernels", "kernels_h100"])
+def test_the_page_is_made_of_the_numbers(name: str) -> None:
+    measured = json.loads((RESULTS / f"{name}.json").read_text())
+    assert (RESULTS / f"{name}.md").read_text() == page(measured, name)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
