@@ -92,7 +92,7 @@ class ExportResult(Renderable):
 
 
 def _file_state(path: Path | None) -> tuple[int, int] | None:
-    """Return (size in bytes, modification time in ns), which identify a version of a file; None if the file is missing."""
+    """Return (size in bytes, modification time in ns), which identify a file's version; None if it is missing."""
     if path is None or not path.is_file():
         return None
     status = path.stat()

@@ -43,7 +43,7 @@ def _find_random_calls(module: torch.fx.GraphModule) -> Iterator[str]:
 
 
 def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Return the nodes that an output depends on, and those that write into their arguments with all that these read."""
+    """Return the nodes that an output depends on, and those that write into their arguments, with their inputs."""
     waiting = [
         n
         for n in module.graph.nodes

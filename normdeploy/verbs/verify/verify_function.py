@@ -29,10 +29,10 @@ def verify(call: VerifyCall) -> Comparison:
     model file (docs/teams.md).
 
     Args:
-        source: the model file or folder, a live module, or an exported program. A result of ``export`` stands for the
-            model that it was made from, with its arguments and options, and is itself the first of the files. An ONNX
-            file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession is evaluated in float64 as the
-            reference (``inputs`` and ``dims`` give its sizes).
+        source: the model file or folder, a live module, or an exported program. A result of ``export`` is compared with
+            the model that it was made from, with its arguments and options, and is itself the first of the files. An
+            ONNX file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession is evaluated in float64
+            as the reference (``inputs`` and ``dims`` give its sizes).
         files: outputs of ``export``, ``optimize`` and ``build``, distinguished by content, and models in memory.
             Engines run only on a machine with a GPU.
         args, kwargs: example arguments of a live module.
@@ -47,8 +47,8 @@ def verify(call: VerifyCall) -> Comparison:
             limit.
         max_memory: limit in bytes on the tensors inside the model; sizes that take more are left out.
         tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one. Each element
-            must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule, whose verdict
-            stays in the result's ``standard``.
+            must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule; the result's
+            ``standard`` tells whether that holds too.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one
             (``normdeploy.compare.metrics``).
         policy: a file of such rules (``normdeploy.verbs.verify.policy_file``). Arguments override it.
