@@ -1,4 +1,7 @@
-"""List the tensors of a PyTorch or ONNX model and the shifts that its BatchNorms make of biases (for ``weight_audit``)."""
+"""List the tensors of a PyTorch or ONNX model and the shifts that its BatchNorms make of biases.
+
+``weight_audit`` compares weights with them.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ class RuntimeTallies:
         return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
 
     def eager_tally(self, output: str, kind: str) -> ErrorTally:
-        """Return eager's tally for an output and kind of case; comparisons with the file itself use the plain kind's."""
+        """Return eager's tally for an output and kind of case.
+
+        A tally against the file itself (`AGAINST`) uses eager's tally of the plain kind.
+        """
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
     def has_wrong_output(self, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
@@ -154,7 +157,7 @@ class RuntimeTallies:
     def _tally_quantized(
         self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: Array | None, steps: CaseBudget
     ) -> None:
-        """Tally a quantized file against the reference, and a runtime also against the file's own float64 evaluation."""
+        """Tally a quantized file against the reference, and each runtime also against the file's float64 evaluation."""
         assert answer.bounds is not None
         case = answer.case
         dtype = self.dtype_of(output)

@@ -183,7 +183,7 @@ def explain_smoothing(
 def _compare_with_parameter(
     weight: AuditedWeight, stored: Array, parameter: Array, form: FloatSpacing
 ) -> AuditedWeight | None:
-    """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if they are not similar."""
+    """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if they are unlike."""
     array = stored.astype(np.float64)
     # Keep the model's exact numbers, because the file's type may not represent some of them.
     model = parameter.astype(np.float64)
