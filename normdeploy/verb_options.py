@@ -295,7 +295,7 @@ class RunnersOption:
 class ConversionOptions:
     """Options for the file that ``export`` or ``optimize`` writes."""
 
-    # The target.
+    # Target.
     runtime: str = option_field(
         "any",
         "--runtime",

@@ -124,7 +124,7 @@ def _require_keywords(given: Mapping[str, Any]) -> None:
     """Check that ``kwargs`` is a mapping.
 
     Raises:
-        InputError: it is not.
+        InputError: ``kwargs`` is not a mapping.
     """
     if not isinstance(keywords := given.get("kwargs") or {}, Mapping):
         raise InputError(
@@ -172,9 +172,10 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
 
 
 def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
-    """Replace a result given as the model by the model that it was made from, and make it the first file.
+    """Replace a result given as the model by the model that it was made from.
 
-    ``given`` is changed in place. Loading options in ``given`` override those of the result.
+    The result itself becomes the first file to check. ``given`` is changed in place; its loading options override those
+    of the result.
 
     Raises:
         InputError: the result has no origin, or example arguments were given besides the result's own.

@@ -262,7 +262,7 @@ def _drop_foreign_options(
     strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
-    # New inputs name their dims anew.
+    # Dims of inputs that the user describes may have other names.
     if (dims := left.get("dims")) and given.get("inputs"):
         named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]

@@ -112,7 +112,7 @@ def _require_metric_texts(metric: object) -> None:
     """Check at run time that the metric is a text, a list of texts, or a dict of them (``Thresholds``).
 
     Raises:
-        InputError: it is not.
+        InputError: the metric is something else.
     """
     if isinstance(metric, Mapping):
         given = list(metric.values())

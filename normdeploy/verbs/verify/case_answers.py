@@ -69,7 +69,7 @@ def divides_zero_by_zero(eager: RunResult, reference: RunResult) -> bool:
     ONNX does not define the mean of no elements.
 
     Returns:
-        True if an output has a NaN in only one of both.
+        True if a NaN is in only one of the two results.
     """
     with np.errstate(invalid="ignore"):
         return any(

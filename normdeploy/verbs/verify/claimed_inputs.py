@@ -38,8 +38,8 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
         label: the file with the record.
 
     Returns:
-        the model with its own sizes and values if they are known. `Signature.claimed` holds narrower claims, and
-        `Signature.word` the source of inputs that only the record describes.
+        the model with its own sizes and values if they are known. `ModelSignature.claimed` holds narrower claims, and
+        `ModelSignature.word` names the record if only that describes the inputs.
     """
     if own is None or len(own.inputs) != len(claimed.inputs):
         word = f"the record of {label}"

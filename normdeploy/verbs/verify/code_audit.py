@@ -68,7 +68,7 @@ class AlteredCode:
     Attributes:
         value: dequantized value of the code.
         expected: the parameter at that place.
-        steps: distance of both in steps.
+        steps: distance between ``value`` and ``expected``, in steps.
         count: number of codes that are not roundings of the parameter.
     """
 
@@ -230,8 +230,9 @@ def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Ar
 
 
 def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
-    """Return the limits at which codes are clipped: those of a narrower range that several codes reach, or their
-    type's.
+    """Return the limits at which codes are clipped.
+
+    Each is the end of a narrower range that several codes reach, or else of the type.
     """
     low = q.min()
     high = q.max()

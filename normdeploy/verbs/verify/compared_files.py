@@ -67,7 +67,7 @@ def open_files_of_model(
     unused = find_unused_inputs(model)
     own_unit = model_unit_roundoff(model)
     keeps_codes = stores_codes(model)
-    # A model that rounds like a quantized file needs no quantization budget.
+    # A model that rounds like a quantized file needs no error budget.
     rounds = rounds_itself(model)
     named = list[ComparedFile]()
     notes = list[str]()
@@ -95,7 +95,7 @@ def open_files_of_model(
 
 
 def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[ComparedFile, str]:
-    """Return a quantized file with its quantization budget, and a note that explains the budget."""
+    """Return a quantized file with its error budget, and a note that explains the budget."""
     if inside := unexpandable_ops(proto):
         return subject, (
             f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"

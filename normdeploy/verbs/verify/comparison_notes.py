@@ -120,7 +120,7 @@ def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputRe
 
 
 def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Note failed files with integer weights that a Cast reads, for which no quantization budget exists.
+    """Note failed files with integer weights that a Cast reads, for which no error budget exists.
 
     Returns:
         one note for each such file.
@@ -144,8 +144,7 @@ def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[
 
 
 def note_other_forms(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Suggest accurate forms for files that failed in onnxruntime and were exported with the fastest forms of their
-    norms.
+    """Suggest the most accurate forms for files that failed in onnxruntime and have the fastest forms of their norms.
 
     Returns:
         one note for each such file.

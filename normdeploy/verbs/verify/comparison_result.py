@@ -31,8 +31,8 @@ class Comparison(Renderable):
     Attributes:
         cases: names of the input cases that were run.
         drift: drift in the files' order, one runtime after the other; None if it was not requested.
-        up_to: largest number of input elements that was generated, if the model takes larger sizes; None if no sizes
-            were left out.
+        up_to: limit on the elements of generated inputs, if the model takes larger sizes; None if no sizes were left
+            out.
         weights: weights of ONNX files that are not unchanged tensors of the model (``weight_audit``).
         reference: name of the model that the files were compared with.
         narrow: nodes of a reference file without a float64 form, which ran as onnxruntime runs them; "" if there are
@@ -58,9 +58,9 @@ class Comparison(Renderable):
 
     @property
     def ok(self) -> bool:
-        """Return True if a runtime besides eager ran, every ONNX file ran in some runtime, and all outputs and weights
-        pass.
+        """Return True if the files pass.
 
+        A runtime besides eager must have run, and every ONNX file in some runtime. All outputs and weights must pass.
         Engines are not run without a GPU. A failure of eager itself does not count: the model leaves its type's range,
         as its row and a note say, but files made from it may be right.
         """
@@ -88,11 +88,10 @@ class Comparison(Renderable):
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:
-        """Return the engines and third-party runtimes that the user named and that did not run; all runtimes if nothing
-        ran.
+        """Return the engines and third-party runtimes that the user named and that did not run.
 
-        They count neither for nor against a file. onnxruntime's CUDA provider and the built-in evaluators are left out,
-        because no user names them.
+        If nothing ran, return all runtimes. They count neither for nor against a file. onnxruntime's CUDA provider and
+        the built-in evaluators are left out, because no user names them.
         """
         if self.outcome == "not run":
             return self.not_run or (NotRun("every runtime", "no input was run"),)

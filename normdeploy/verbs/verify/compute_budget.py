@@ -93,7 +93,7 @@ class BudgetClock:
         drift: file and runtime -> number of inner tensors not compared.
         undecided: inputs on which something exceeds the bounds of fewer roundings than the rule draws.
         blamed: wrong files for which the search for the optimizer to blame was given up.
-        module: inputs on which a live module was not run beside its trace.
+        module: inputs on which a live module was not compared with its trace.
         begun: processor time at the start.
     """
 
@@ -209,7 +209,7 @@ class _MemoryScope:
         }
 
     def largest_tensor(self, symbols: Mapping[str, int], weights: Collection[str] = ()) -> tuple[str, int]:
-        """Find the node result at which most memory is used.
+        """Find the tensor at which most memory is used.
 
         Args:
             symbols: sizes of the dims.

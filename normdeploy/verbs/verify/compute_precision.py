@@ -97,7 +97,7 @@ def _inline_foreign_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
-    """Yield the elem_types that bodies declare."""
+    """Yield the elem_types that bodies declare, and those that Casts convert to."""
     for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto) and body is not proto.graph:
             yield from (t.data_type for t in body.initializer)

@@ -103,7 +103,7 @@ def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iter
     """Make inputs of random multiples of an eighth, for every floating-point input without a given range.
 
     Sums and products with powers of two are exact on them, so a Round or a comparison after such ops meets its ties.
-    For example, the floor of 4x + 0.5 differs from 4x rounded to even.
+    For example, the floor of 4x + 0.5 differs from 4x rounded to even only at ties.
 
     Args:
         opt: usual sizes by name.
@@ -134,8 +134,9 @@ def _set_to_points(
 
 
 def has_decisions(model: Original) -> bool:
-    """Check whether a model compares floating-point numbers or rounds them to integers, whatever they are computed
-    from.
+    """Check whether a model compares floating-point numbers or rounds them to integers.
+
+    The numbers need not be inputs.
 
     Returns:
         True if it has such an operator.

@@ -175,8 +175,9 @@ def find_derivation(
 
 
 def _is_one_of(values: Array, tensors: Arrays) -> bool:
-    """Return whether ``values`` equal a tensor: a derivation without effect (relu of positive numbers) explains
-    nothing.
+    """Return whether ``values`` equal a tensor of the model.
+
+    A derivation without effect, such as relu of positive numbers, explains nothing.
     """
     return any(np.array_equal(values.reshape(-1), tensor.reshape(-1)) for tensor in tensors.values())
 

@@ -1,4 +1,4 @@
-"""Run a file that ``export`` made beside PyTorch, before it is written.
+"""Compare an exported file with PyTorch before it is written.
 
 Different outputs show a wrong file, whether an exporter's operator, the user's translation or a rewrite caused it. Two
 runs at small sizes take a few seconds at most; `verify` compares more.

@@ -4,11 +4,13 @@ The rule for each element of a floating-point output (``normdeploy.compare.error
 
     error ≤ 4 · max(ρ · s, eager's own error)
 
-s is how far random roundings of the reference move the element, plus one ulp. Errors are measured against the model in
-float64. Two sources bound the error of one correct evaluation in the model's type. The first is the reference with each
-intermediate rounded at random, which shows the elements that depend on roundings. The second is eager, whose sums are
-as long as any other evaluation's; ρ is the number of units s that eager needs. Another evaluation is another draw of
-the same size, and the factor 4 is the margin between two draws. No other tolerance is added.
+Errors are measured against the model in float64. s is how far random roundings of the reference move the element, plus
+one ulp. ρ is the number of units s that eager needs.
+
+Two sources bound the error of one correct evaluation in the model's type. The reference with each intermediate rounded
+at random shows the elements that depend on roundings. Eager has sums as long as any other evaluation's. Another
+evaluation is another draw of the same size, and the factor 4 is the margin between two draws. No other tolerance is
+added.
 
 NaN and infinities must be at the same places as in the reference, rounded to the output's type. On extreme or
 non-finite inputs (``edge_cases``) they may also be at eager's places, and NaN and Inf count alike. A file in half

@@ -122,7 +122,7 @@ def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtyp
 
 
 def are_quantized(compared: Sequence[ComparedFile]) -> bool:
-    """Check whether every file has a quantization budget, which covers usual numbers only.
+    """Check whether every file has an error budget, which covers usual numbers only.
 
     Returns:
         True if all files have one.

@@ -142,7 +142,7 @@ def list_pairs(given: Map) -> list[str | tuple[str, str]]:
 def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
     """Parse a map of names from pairs or texts such as "input.1=x".
 
-    If a text has several "=", the one before a name of the model counts.
+    If a text has several "=", the first one before a name of the model separates the names.
 
     Returns:
         the file's name -> the model's.

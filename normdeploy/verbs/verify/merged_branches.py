@@ -2,7 +2,7 @@
 
 Each result of the program is expressed as a convolution of an earlier tensor, W·x + c. It is followed through
 convolutions by parameters, batch norms in eval mode, sums and differences, and products with parameters of each
-channel. Values are float64, with the sum of the magnitudes computed beside them.
+channel. Values are float64; the sum of the magnitudes of their terms is computed too.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ Passes = Callable[[Sequence[str]], bool]
 def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClock) -> None:
     """For each file that is wrong only with onnxruntime's optimizer, record the part of the optimizer that breaks it.
 
-    Files that a runtime's own error makes wrong are marked as not judged.
+    Candidates that fail only because of the runtime's own error are marked as not judged.
     """
     plain = {(c.file_label, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
     stepwise = {c.file_label: c for c in trial.candidates if c.name == STEPWISE}
@@ -135,10 +135,9 @@ def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wr
 
 
 def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, str], RuntimeCandidate]) -> None:
-    """Mark a candidate as not judged if the processor sums integer products wrongly and another session sums them
-    right.
+    """Mark a candidate as not judged if the processor sums its integer products wrongly.
 
-    The other session needs onnxruntime's optimizer.
+    A session with onnxruntime's optimizer, which sums them right, must pass.
     """
     for on in trial.candidates:
         if on.optimize and on.provider == "cpu":
@@ -225,7 +224,7 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
 
 
 def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-    """Judge a file by its quantization budget if its model rounds too and it passes so; return whether it does.
+    """Judge a file by its error budget if its model rounds too and it passes so; return whether it does.
 
     Integer kernels sum exactly but float32 rounds, so a value next to the edge of a step may be rounded to the other
     side. Integer kernels also round biases, to much less than a step.
@@ -300,7 +299,7 @@ def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
 def minimize_disabled(passes: Passes, kept: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
     """Find the fewest of ``names`` that repair the file together with ``kept``.
 
-    Disabling all of both must repair it.
+    Disabling all of ``names`` and ``kept`` must repair it.
 
     Args:
         tried: True if ``kept`` alone is known not to repair it.

@@ -42,8 +42,9 @@ class OutputResult:
         rules: rules given for the output, which decide; without any, the default rule decides.
         by_default: verdict of the default rule; "" if the runtime could not run, or for a quantized file that given
             rules alone judge.
-        steps: for a quantized file, root mean square error that its steps alone may cause, relative to the output's;
-            None for other files.
+        default_reason: reason why the default rule fails, if the error alone does not show it.
+        steps: for a quantized file, movement of the output by its steps alone, relative to the output (root mean
+            squares); None for other files.
     """
 
     output: str
@@ -61,7 +62,6 @@ class OutputResult:
     culprit: tuple[str, ...] = ()
     rules: tuple[RuleVerdict, ...] = ()
     by_default: Literal["pass", "fail", ""] = ""
-    # Reason why the default rule fails, if the error alone does not show it.
     default_reason: str = ""
     steps: float | None = None
 

@@ -1,4 +1,4 @@
-"""Run runtimes beside eager and the float64 reference, case by case, and judge each.
+"""Run eager, the float64 reference and each runtime on every case, and judge the runtimes.
 
 ``normdeploy.verbs.verify.file_comparison`` documents the rule.
 """
@@ -68,10 +68,10 @@ class PrecisionTrial:
     Args:
         precision: half precision of the trial, to which inputs are rounded, for the reference too; "" for the model's
             own precision.
-        each: give every element its own bound (``bounds``), which takes some runs of the reference for each case.
+        each: give every element its own bound (`ErrorBounds`), which takes some runs of the reference for each case.
         policy: rules given by the user.
         dataset: True if samples are among the cases, so that metrics are measured on them alone.
-        quantized: True if every file is quantized and has a quantization budget.
+        quantized: True if every file is quantized and has an error budget.
         clock: limit on the time; None for no limit.
     """
 

@@ -1,4 +1,4 @@
-"""Compute the allowed error of a quantized file from the steps of its scales (its quantization budget).
+"""Compute the allowed error of a quantized file from the steps of its scales (its error budget).
 
     |value − reference| ≤ default bound + 4 · (a + w)
 
@@ -6,7 +6,7 @@
 it moves if the grid of each activation quantizer shifts by a fraction of a step (`runtimes.quantized_float64`). Both
 are the largest of a few draws, evaluated in float64. If half of their root mean square over the output is larger, that
 counts instead, because few draws say little about a single element. More draws are made while an element exceeds its
-bound. The factor 4 is the margin between two draws, as in ``bounds``.
+bound. The factor 4 is the margin between two draws, as in `compare.error_bounds`.
 
 Both are first order in the steps and follow every nonlinearity. An element that is still outside may be off by the
 effect of roundings 4 times as wide. At a kink this exceeds 4 times the effect of one draw, which is zero for a ReLU
@@ -15,22 +15,23 @@ after a negative sum, or for a choice between two values.
 The file is judged four times:
 
 - in float64 without rounding activations: only w is allowed. Weights, scales or zero points that differ from the
-  model's exceed it, and so does a DequantizeLinear that does not invert its QuantizeLinear. Ranges clip here too, as a
-  ReLU may rely on that. Clipping is not rounding and has no budget, so a range that is too small exceeds it.
+  model's exceed it, and so does a DequantizeLinear that does not invert its QuantizeLinear. Ranges clip here too,
+  because a range may act as a ReLU. Clipping is not rounding and has no budget, so a range that is too small exceeds
+  it.
 - in float64 with the file's rounding: a + w.
 - in each runtime: a + w from the reference, and a from the file's own float64 evaluation. A value rounded to the other
   side counts as one step there.
 
 A file that records the ranges of its calibration (`graphs.quantization_info.RECORD`) does not fail for inputs beyond
-them. On such inputs it is compared with the model without clipping and rounding. With rounding it is compared with
-itself, clipped but not rounded. Clipped values are reported but not judged. The record must match the file's scales;
-otherwise its ranges are judged as those of any file.
+them. It is compared with the model without clipping and rounding. On inputs beyond the ranges, its rounded outputs are
+compared with its own, clipped but not rounded. Clipped values are reported but not judged. The record must match the
+file's scales; otherwise its ranges are judged as those of any file.
 
 A file from another tool has no record. If a calibration on inputs like these could have given its ranges
 (`StepBudget.trust_ranges`), they are trusted and the file is compared in the same way.
 
-If the budget is larger than the output (root mean squares), zeros would pass too. The budget is then meaningless and
-the file fails; only a metric can judge it.
+If 4 times the effect of the steps exceeds the output (root mean squares), zeros would pass too. The budget is then
+meaningless and the file fails; only a metric can judge it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ VOID = 1 / EAGER_MULTIPLE
 
 
 class StepBudget:
-    """Quantization budget of one file.
+    """Error budget of one quantized file.
 
     Attributes:
         calibrated: quantized tensors whose ranges are trusted as those of a calibration.
@@ -282,8 +283,9 @@ def _relative_size(steps: float, size: float) -> float:
 
 
 def raise_to_floor(moved: Array) -> Array:
-    """Raise each nonzero movement to at least half of their root mean square, because few draws say little about one
-    element.
+    """Raise each nonzero movement to at least half of their root mean square.
+
+    Few draws say little about a single element.
 
     Returns:
         movement of each element.
@@ -301,7 +303,7 @@ class _Spread:
 
     Attributes:
         moved: output -> largest movement of each element, float32.
-        width: width of the roundings, in steps.
+        width: factor on the width of the drawn roundings.
         runs: number of draws.
     """
 
@@ -329,7 +331,7 @@ class _Spread:
 
 @dataclass
 class CaseBudget:
-    """Budget on one input.
+    """Error budget on one input.
 
     Attributes:
         run: evaluates the file with a draw.

@@ -195,8 +195,9 @@ def _is_value_read(node: torch.fx.Node) -> bool:
 
 
 def rounds_itself(model: Original) -> bool:
-    """Check whether a PyTorch model contains the rounding of its quantization, so that a quantized file equals the
-    model.
+    """Check whether a PyTorch model rounds as its quantized file does.
+
+    Such a file is compared with the model directly, without an error budget.
 
     Returns:
         True if an operator rounds to a quantization grid.
@@ -325,7 +326,7 @@ class _OwnPrecisionRunner(HeldRunner):
         try:
             return self._model.float64_runner.run_in_half(feeds, self._half)
         except NormdeployError as error:
-            # The sizes or values do not fit the model; onnxruntime raises InputError for them too.
+            # The sizes or values do not fit the model; `OrtRunner` raises InputError for them too.
             raise InputError(str(error)) from error
 
     def _free_model(self) -> None:

@@ -180,9 +180,7 @@ class RowMatcher:
         return self._known[key]
 
     def _matched_runs(self, vector: Array) -> float:
-        """Return the share of ``vector`` that consists of consecutive parts of known vectors, each of `ROW` elements or
-        more.
-        """
+        """Return the share of ``vector`` that consists of runs of known vectors, each of `ROW` elements or more."""
         at = length = 0
         vectors = [
             p.reshape(-1) for p in self._parameters if len(squeeze_shape(p.shape)) == 1 and p.size <= 16 * vector.size

@@ -74,7 +74,7 @@ class ComparedFile(RenamedFile):
             engine is known only after loading.
         computing: precision of an ONNX file's nodes.
         ops: op types in an ONNX file, its subgraphs and functions.
-        steps: quantization budget of a quantized ONNX file; otherwise None.
+        steps: error budget of a quantized ONNX file; otherwise None.
         elsewhere: True if the file was quantized for TensorRT, so that onnxruntime need not load it.
         spared: inputs of the model that the file does not take.
     """
@@ -86,7 +86,6 @@ class ComparedFile(RenamedFile):
     ops: frozenset[str] = frozenset()
     steps: StepBudget | None = field(default=None, compare=False)
     elsewhere: bool = False
-
     spared: frozenset[str] = frozenset()
 
 

@@ -51,7 +51,7 @@ class RuntimeTallies:
     def skips_step_budget(self, candidate: RuntimeCandidate) -> bool:
         """Check whether given rules alone decide on a quantized file.
 
-        Its quantization budget, which takes dozens of runs in float64, is then skipped.
+        Its error budget, which takes dozens of runs in float64, is then skipped.
 
         Returns:
             True if the budget is not needed.
@@ -146,7 +146,7 @@ class RuntimeTallies:
         return bounds.allowed_error(output, self.ratios.get(output, 1.0), error if draws else None)
 
     def _step_budget(self, candidate: RuntimeCandidate, answer: CaseAnswer) -> CaseBudget | None:
-        """Return the quantization budget of a quantized file on this input; None for other files."""
+        """Return the error budget of a quantized file on this input; None for other files."""
         if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
             return None
         if self.skips_step_budget(candidate):

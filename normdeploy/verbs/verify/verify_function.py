@@ -42,7 +42,7 @@ def verify(call: VerifyCall) -> Comparison:
         drift: also compare the inner tensors of ONNX files with the model's, on one case each. This takes two to three
             times as long.
         max_elements: limit on the elements of the largest generated input; None: 8 times the elements at the usual
-            sizes. If the model takes larger sizes, the result's ``up_to`` gives the largest size tried.
+            sizes. If the model takes larger sizes, the result's ``up_to`` gives that limit.
         max_seconds: limit on processor time; half is for the model in float64. One input always runs, even beyond the
             limit.
         max_memory: limit in bytes on the tensors inside the model; sizes that take more are left out.

@@ -56,7 +56,7 @@ class ComparisonOptions:
         minimum=2**20,
     )
 
-    # The rules.
+    # Rules.
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",

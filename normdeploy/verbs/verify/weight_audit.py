@@ -70,7 +70,7 @@ def audit_weights(
     unknown: list[tuple[str, Array, float]] = []
     arranged: list[tuple[str, Array]] = []
     placed = set[str]()
-    # Quantization scales and zero points are judged by the quantization budget.
+    # Quantization scales and zero points are judged by the error budget.
     apart = quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto))
     for tensor in iter_initializers(proto.graph):
         array = initializer_values(tensor)

@@ -149,8 +149,8 @@ def explain_smoothing(
 ) -> AuditedWeight | None:
     """Explain a gamma that was divided by smoothing factors before quantization.
 
-    `normdeploy.quantization.scale_migration` divides the model's gamma by factors, with one rounding, and writes them
-    to the file.
+    Such a gamma is the model's divided by factors that the file contains too, rounded once
+    (`normdeploy.quantization.scale_migration`).
 
     Args:
         weight: record to complete.
@@ -227,8 +227,9 @@ def _compare_with_parameter(
 
 
 def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
-    """Yield scales of the whole tensor and of each place along each axis: medians, which few altered elements do not
-    move.
+    """Yield scales of the whole tensor, then of each place along each axis.
+
+    Each is a median of ratios, which a few altered elements do not move.
     """
     with np.errstate(all="ignore"):
         ratios = np.where(parameter != 0, array / parameter, np.nan)
