@@ -117,7 +117,7 @@ def compare_files(
         progress: called with (stage, done, total).
 
     Returns:
-        the comparison; false if an output or weight fails.
+        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
 
     Raises:
         GraphError: no file can be read.

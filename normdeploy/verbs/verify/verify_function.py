@@ -63,7 +63,7 @@ def verify(call: VerifyCall) -> Comparison:
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
     Returns:
-        the comparison; false if a candidate's outputs are wrong.
+        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
 
     Raises:
         NormdeployError: an error of ``normdeploy.errors``. A wrong candidate gives a false result, not an error.
