@@ -1,25 +1,25 @@
-"""What the options of the verbs may be, and the families that ask alike."""
+"""List the values that options of the verbs accept, and the groups that code tests for."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-# of a file
+# Runtimes that a file can be written for.
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
-# which ops may be written
+# Ops that a file may use: ONNX's standard ops only, or also own ops with function bodies.
 Fuse = Literal["standard", "portable"]
-# what an engine is built with
+# Builders of engines.
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]
-# what linear layers are quantized to
+# Formats of quantized linear layers and convolutions.
 Quantize = Literal["int8", "fp8", "int4"]
-# how ranges are taken of samples
+# Methods that derive ranges from samples.
 Calibrator = Literal["minmax", "entropy", "percentile"]
-# of what TensorRT-RTX compiles
+# Whether to keep the kernels that TensorRT-RTX compiles.
 RuntimeCache = Literal["keep", "off"]
-# the form of the norms in an engine
+# Form of the norms in an engine.
 NormImpl = Literal["native", "plugin", "auto"]
 
-# torch takes others without a word and writes something else
+# torch silently accepts other opsets and writes a different one.
 OPSETS = range(18, 26)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)
@@ -28,8 +28,8 @@ CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 PROVIDERS = ("cpu", "cuda")
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-# TENSORRT: their files need not run in onnxruntime
+# Files for the TENSORRT runtimes need not run in onnxruntime.
 ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES
-# what ``--runtime onnxruntime --provider cuda`` stands for
+# Target of ``--runtime onnxruntime --provider cuda``.
 CUDA = "onnxruntime-cuda"
 ONNXRUNTIME = (USUAL, ACCURATE, CUDA)

@@ -1,8 +1,8 @@
-"""The options of the verbs, each stated once: a field of a frozen dataclass, with its flag and its help.
+"""Define each option of the verbs once, as a field of a frozen dataclass with its flag and its help.
 
-The command line makes its options of these fields (`normdeploy.cli.options`), a verb in Python its keywords
-(`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`), and the schema of ``fleet.toml`` its keys.
-Nothing heavy is imported here.
+Three places read these fields. The command line makes its options from them (`normdeploy.cli.options`), and a verb in
+Python its keywords (`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`). The schema of
+``fleet.toml`` takes its keys from them. Import nothing heavy here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ T = TypeVar("T")
 
 
 class LoadKeywords(TypedDict, total=False):
-    """How to load a model: fields of `LoadingOptions` by name. ``normdeploy.loading.load`` says what each means,
-    ``from_module`` which of them a live module takes."""
+    """Fields of `LoadingOptions` by name, to load a model with.
+
+    ``normdeploy.loading.load`` documents each field, and ``from_module`` lists those that a live module takes.
+    """
 
     model: str | None
     model_args: Mapping[str, Any] | None
@@ -46,13 +48,15 @@ class LoadKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """How the command line spells a field.
+    """Command-line spelling of a field.
 
-    Args:
-        type: the type of its value there; None: the field's.
-        parse: makes the value of a text.
-        read: makes the field's value of the values given.
-        negated: a flag that sets the field to False.
+    Attributes:
+        metavar: placeholder of the value in the help; None derives it from the type.
+        type: type of the value on the command line; None for the field's own type.
+        minimum: smallest accepted number; None for no limit.
+        parse: converts one text to a value.
+        read: converts the given values to the field's value.
+        negated: True for a flag that sets the field to False.
     """
 
     flag: str
@@ -68,14 +72,20 @@ class Option:
 
     @property
     def toml_key(self) -> str:
-        """Its name in a ``fleet.toml``."""
+        """Return the option's key in a ``fleet.toml``: the flag without "--", with _ for -."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def value_of(self, given: Any, default: Any) -> Any:
-        """Return the field's value for the one that the command line gives, None or [] where it gives none.
+        """Convert a value from the command line to the field's value.
+
+        Args:
+            given: value from the command line; None or [] if the option was not given.
+
+        Returns:
+            the converted value, or ``default`` if the option was not given.
 
         Raises:
-            InputError: texts can't be read.
+            InputError: a text can't be read.
         """
         if given is None or given == []:
             return default
@@ -87,31 +97,57 @@ class Option:
 
 
 def option_field(default: Any, flag: str, help: str, **spelling: Any) -> Any:
-    """Return a dataclass field with a default that the command line takes as ``flag``; for ``spelling`` see
-    ``Option``."""
+    """Declare a dataclass field that the command line sets with ``flag``.
+
+    Args:
+        spelling: other fields of ``Option``.
+
+    Returns:
+        a dataclass field with this default and the `Option` in its metadata.
+    """
     return field(default=default, metadata={"option": Option(flag=flag, help=help, **spelling)})
 
 
 def repeat_option_field(options: type, name: str) -> Any:
-    """Return a field with the default and the spelling of the field ``name`` of other options."""
+    """Declare a field again with the default and the spelling that it has in other options.
+
+    Args:
+        options: dataclass that declares the field.
+        name: name of the field there.
+
+    Returns:
+        a dataclass field.
+    """
     original = next(f for f in fields(options) if f.name == name)
     return field(default=original.default, metadata=original.metadata)
 
 
 def iter_options(options: type) -> Iterator[tuple[str, Option, Any]]:
-    """Return (field, option, default) of each field that is an option, in the order of help."""
+    """List the fields that are options, in the order of the help.
+
+    Yields:
+        (field name, option, default).
+    """
     for each in fields(options):
         if "option" in each.metadata:
             yield each.name, each.metadata["option"], each.default
 
 
 def find_option(options: type, name: str) -> Option:
-    """Return how the command line spells a field."""
+    """Find the command-line spelling of a field.
+
+    Returns:
+        the `Option` of the field ``name``.
+    """
     return next(spelled for field_name, spelled, _ in iter_options(options) if field_name == name)
 
 
 def command_line_type(options: type, name: str) -> Any:
-    """Return the type of a field's value on the command line."""
+    """Find the type of a field's value on the command line.
+
+    Returns:
+        the option's own type if it has one, otherwise the evaluated annotation of the field.
+    """
     spelling = find_option(options, name)
     if spelling.type is not None:
         return spelling.type
@@ -120,14 +156,26 @@ def command_line_type(options: type, name: str) -> Any:
 
 
 def as_keywords(options: Any, *groups: type) -> dict[str, Any]:
-    """Return the options of a record as keyword arguments: those of ``groups``, or all."""
+    """Convert a record of options to keyword arguments.
+
+    Args:
+        groups: option classes whose fields to take; none given: all fields of ``options``.
+
+    Returns:
+        field name -> value.
+    """
     return {name: getattr(options, name) for group in groups or (type(options),) for name, _, _ in iter_options(group)}
 
 
 def options_from_table(options: type[T], table: Mapping[str, Any]) -> T:
-    """Return the options that a table of a ``fleet.toml`` gives: flag, with _ for -, -> value, or a list of them.
+    """Read options from a table of a ``fleet.toml``.
 
-    Keys that are no flags of ``options`` are ignored.
+    Args:
+        table: flag without "--" and with _ for - -> a value or a list of values. Keys that are not flags of ``options``
+            are ignored.
+
+    Returns:
+        an instance of ``options``, with defaults for missing keys.
 
     Raises:
         InputError: a text can't be read.
@@ -144,7 +192,10 @@ def options_from_table(options: type[T], table: Mapping[str, Any]) -> T:
 
 
 def parse_factory_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read arguments of a factory: ``["layers=12"]`` -> {"layers": 12}; what is no Python literal stays text.
+    """Read arguments of a factory: ``["layers=12"]`` gives {"layers": 12}.
+
+    Returns:
+        name -> value; a value that is not a Python literal stays text.
 
     Raises:
         InputError: a text is not NAME=VALUE.
@@ -153,7 +204,10 @@ def parse_factory_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_factory_argument(text: str) -> tuple[str, Any]:
-    """Read ``layers=12`` as ("layers", 12).
+    """Read one argument of a factory: ``layers=12`` gives ("layers", 12).
+
+    Returns:
+        (name, value); a value that is not a Python literal stays text.
 
     Raises:
         InputError: the text is not NAME=VALUE.
@@ -169,7 +223,7 @@ def parse_factory_argument(text: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
-    """How a model is loaded (``normdeploy.loading.load``; a live module: ``from_module``)."""
+    """Options that load a model (``normdeploy.loading.load``; for a live module, ``from_module``)."""
 
     model: str | None = option_field(
         None,
@@ -216,7 +270,7 @@ class LoadingOptions:
 
     @property
     def load_keywords(self) -> LoadKeywords:
-        """Those that say something, by name."""
+        """Return the loading options that differ from their defaults, by name."""
         stated = {each.name: getattr(self, each.name) for each in fields(LoadingOptions)}
         return cast(LoadKeywords, {name: value for name, value in stated.items() if value != _DEFAULTS[name]})
 
@@ -226,7 +280,7 @@ _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
 
 @dataclass(frozen=True, kw_only=True)
 class RunnersOption:
-    """The runtimes that ONNX files are run in besides onnxruntime."""
+    """Runtimes besides onnxruntime to run ONNX files in."""
 
     runners: Sequence[str] = option_field(
         (),
@@ -239,9 +293,9 @@ class RunnersOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionOptions:
-    """What the file that ``export`` or ``optimize`` writes shall be like."""
+    """Options for the file that ``export`` or ``optimize`` writes."""
 
-    # The target.
+    # Target.
     runtime: str = option_field(
         "any",
         "--runtime",
@@ -260,7 +314,7 @@ class ConversionOptions:
         type=Fuse,
     )
 
-    # What a rewrite must prove.
+    # Required proofs.
     strict: bool = option_field(
         False, "--strict", "A rewrite that fails its certificate is an error; without it, the rewrite is undone."
     )

@@ -1,4 +1,4 @@
-"""Times the stages of a verb and reports them to the progress bar."""
+"""Time the stages of a verb and report them to the progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ..types import Progress
 
 
 class StageTimer:
-    """Names and times the stages of a verb, and tells the progress bar which one runs."""
+    """Seconds of each stage of a verb; reports the running stage to the progress bar.
+
+    Attributes:
+        seconds: stage name -> seconds, in the order run.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
@@ -19,6 +23,7 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Time the body of a ``with`` statement as the stage ``name``; a stage that raises records no seconds."""
         if self.progress is not None:
             self.progress(name, 0, 0)
         log.info("%s ...", name)
@@ -29,7 +34,11 @@ class StageTimer:
 
 
 def prefix_progress(part: str, progress: Progress | None) -> Progress | None:
-    """Tell ``progress`` in front of each stage of which part of a model it is."""
+    """Prefix each stage that ``progress`` receives with the name of a model's part.
+
+    Returns:
+        a callback that reports "part: stage", or None if ``progress`` is None.
+    """
     if progress is None:
         return None
     return lambda stage, done, total: progress(f"{part}: {stage}", done, total)

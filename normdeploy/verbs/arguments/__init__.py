@@ -1,3 +1,1 @@
-"""What the verbs are given and give back: arguments looked at before any work, models in whatever form, results that
-stand for a file.
-"""
+"""Validate the arguments of verbs before any work, open models of every format, and let results replace files."""

@@ -1,9 +1,7 @@
-"""What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought
-to one form.
+"""Validate the arguments of verbs before any work, and normalize their spellings.
 
-``take_fields_as_arguments`` makes a verb of a function. One thing may stand where several are taken
-(``dims="batch=1:8:64"``), a result or an ONNX model in memory where a file is, and names of types in every usual
-spelling.
+``take_fields_as_arguments`` turns a function into a verb. A verb accepts one value for a sequence
+(``dims="batch=1:8:64"``), a result or an ONNX model in memory for a file, and every usual name of a dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ...types import PathLike
 from ...verb_options import LoadKeywords
 from .export_result import ExportResult, as_sequence, resolve_onnx
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     import torch
 
@@ -65,14 +63,17 @@ R = TypeVar("R")
 def take_fields_as_arguments(
     call: Callable[P, T], *, onnx: str = "", runtimes: Sequence[str] = RUNTIMES
 ) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Turn a function of one record into a verb that takes the record's fields, its arguments checked and in one form.
+    """Turn a function of one record into a verb with the record's fields as parameters, validated and normalized.
 
     Args:
-        call: the record, a dataclass.
-        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for
-            the time of the call. Where the parameter "source" is a result, it stands for what that was made from, with
-            its arguments.
-        runtimes: what the parameter "runtime" may be.
+        call: dataclass of the record.
+        onnx: parameter that takes ONNX files. Models in memory, including those of results, are written to a temporary
+            folder for the duration of the call. If the parameter "source" is a result, the model that it was made from
+            replaces it, with its arguments.
+        runtimes: values that the parameter "runtime" accepts.
+
+    Returns:
+        a decorator for the function.
     """
     signature = inspect.signature(call)
 
@@ -88,7 +89,7 @@ def take_fields_as_arguments(
                 if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
                     raise InputError(f"{name} is {given[name]!r}; it is True or False")
                 given[name] = _normalize_option(name, given[name], runtimes)
-            # Elsewhere inputs are arrays, or a file of them.
+            # Other verbs take arrays or a file of arrays as ``inputs``, so their default is not ().
             if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
                 given["inputs"] = [given["inputs"]]
             if onnx and "args" in signature.parameters:
@@ -110,7 +111,7 @@ def take_fields_as_arguments(
     return wrap_function
 
 
-# A keyword that a verb once had -> the one that it has.
+# Former keyword -> current keyword.
 _RENAMED = {"stated_inputs": "inputs"}
 
 
@@ -120,9 +121,10 @@ def _with_new_names(kwargs: Mapping[str, Any], signature: inspect.Signature) -> 
 
 
 def _require_keywords(given: Mapping[str, Any]) -> None:
-    """
+    """Check that ``kwargs`` is a mapping.
+
     Raises:
-        InputError: ``kwargs`` is no mapping.
+        InputError: ``kwargs`` is not a mapping.
     """
     if not isinstance(keywords := given.get("kwargs") or {}, Mapping):
         raise InputError(
@@ -131,10 +133,13 @@ def _require_keywords(given: Mapping[str, Any]) -> None:
 
 
 def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
-    """The value of one option in its one form.
+    """Validate the value of one option and normalize its spelling.
+
+    Returns:
+        the normalized value; a single value of an option that takes several becomes a list.
 
     Raises:
-        InputError: it can't be one.
+        InputError: the value is invalid.
     """
     if name == "precision":
         return half_precision_of(value)
@@ -146,7 +151,7 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
         (CALIBRATORS, "calibration"),
     ):
         if name == wanted and value not in choices and (value is not None or name not in _OPTIONAL):
-            # None: whatever fits the file, or nothing
+            # For the options in _OPTIONAL, None means whatever fits the file, or nothing.
             raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
@@ -167,10 +172,13 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
 
 
 def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
-    """Where the model is a result: what that was made from, and the result itself as the first of the files to look at.
+    """Replace a result given as the model by the model that it was made from.
+
+    The result itself becomes the first file to check. ``given`` is changed in place; its loading options override those
+    of the result.
 
     Raises:
-        InputError: nothing says what it was made from, or it is said twice.
+        InputError: the result has no origin, or example arguments were given besides the result's own.
     """
     result = given.get("source")
     if not isinstance(result, ExportResult):
@@ -191,12 +199,21 @@ def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
 
 
 def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
-    # of a tensor no truth is asked
+    """Check whether example arguments were given.
+
+    Returns:
+        True for keyword arguments, a tensor, or a non-empty sequence or mapping.
+    """
+    # A tensor has no single truth value, so test its type first.
     return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)
 
 
 def require_writable_output(output: PathLike, source: object) -> None:
-    """Before any work: the output can be written, and is not the input."""
+    """Check before any work that the output can be written and is not the input.
+
+    Raises:
+        NormdeployError: the output can't be written, or is the same file as ``source``.
+    """
     target = resolve_writable_path(output)
     if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
         raise NormdeployError(
@@ -206,11 +223,18 @@ def require_writable_output(output: PathLike, source: object) -> None:
 
 
 def _write_to_disk(value: Any, stack: ExitStack) -> Any:
-    """The files that are meant: models in memory are written to a folder that is gone when ``stack`` is closed."""
+    """Write models in memory to a temporary folder, which is deleted when ``stack`` closes.
+
+    Args:
+        value: a file, result or model, or several.
+
+    Returns:
+        the path of each; paths are returned unchanged.
+    """
 
     def path_of(item: Any) -> Any:
         item = resolve_onnx(item)
-        # onnx is not imported for that
+        # Compare the class name so that onnx need not be imported.
         if type(item).__name__ != "ModelProto":
             return item
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))

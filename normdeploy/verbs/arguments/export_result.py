@@ -1,5 +1,4 @@
-"""What ``export`` and ``optimize`` give back, and how such a result stands for what it was made from and for its
-file."""
+"""Hold the result of ``export`` and ``optimize``, which other verbs accept for its file and for its original model."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """What a verb was given to make a model from, so that another need not be told again."""
+    """Source and arguments that a model was made from, so that another verb need not be given them again."""
 
     source: Any
     args: Any = ()
@@ -34,16 +33,22 @@ class ModelOrigin:
 
 @dataclass(frozen=True)
 class ExportResult(Renderable):
-    """An ONNX model and the account of its making.
+    """ONNX model with the report of its conversion.
 
-    ``proto`` is the model with its weights, read again from ``path`` where it was written: large ones are held by
-    nobody until then. ``path`` is where it was written, None where no output was asked for; ``seconds`` holds stage ->
-    seconds, in the order run. ``precision`` tells what stayed float32 where half precision was asked for,
-    ``quantization`` what became of each layer where that was. ``origin`` is what it was made from: ``verify(result)``
-    and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX file, the result may stand in its place.
+    Other verbs accept the result in place of an ONNX file. ``verify(result)`` and ``bisect(result)`` compare it with
+    its origin.
+
+    Attributes:
+        proto: the model with its weights. It is read again from ``path`` if it was written, so large weights occupy no
+            memory until then.
+        path: the written file; None if no output was requested.
+        seconds: stage -> seconds, in the order run.
+        precision: tensors and nodes that stayed float32 in a half-precision file; None for a float32 file.
+        quantization: result for each layer; None if the file is not quantized.
+        origin: source and arguments of the model.
     """
 
-    # where it was not written
+    # Model in memory; None if it was written to ``path``.
     made: onnx.ModelProto | None = field(repr=False)
     path: Path | None
     summary: Summary
@@ -58,9 +63,10 @@ class ExportResult(Renderable):
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        """
+        """Return the model with its weights, read from ``path`` if it was written there.
+
         Raises:
-            GraphError: the file is not there any more, or was changed.
+            GraphError: the file is missing or was changed after it was written.
         """
         if self.made is not None:
             return self.made
@@ -86,7 +92,7 @@ class ExportResult(Renderable):
 
 
 def _file_state(path: Path | None) -> tuple[int, int] | None:
-    """What tells a file from a later one of its name."""
+    """Return (size in bytes, modification time in ns), which identify a file's version; None if it is missing."""
     if path is None or not path.is_file():
         return None
     status = path.stat()
@@ -94,7 +100,11 @@ def _file_state(path: Path | None) -> tuple[int, int] | None:
 
 
 def resolve_onnx(value: Any) -> Any:
-    """The ONNX file or model that a result stands for; any other value as it is."""
+    """Replace a result by its ONNX file, or by its model if no file was written.
+
+    Returns:
+        a path or a ModelProto; a value that is not a result is returned unchanged.
+    """
     if not isinstance(value, ExportResult):
         return value
     if value.path is None:
@@ -103,7 +113,11 @@ def resolve_onnx(value: Any) -> Any:
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
-    """One thing, or a list or tuple of them, as a sequence."""
+    """Wrap a single value in a list.
+
+    Returns:
+        ``value`` itself if it is a list or tuple, otherwise [value].
+    """
     if isinstance(value, list | tuple):
         return value
     return [value]

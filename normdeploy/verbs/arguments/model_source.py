@@ -1,4 +1,4 @@
-"""What a verb is given, opened: a model in whatever form, with what an ONNX file remembers of its export."""
+"""Open the model that a verb was given, with the loading options that an ONNX file recorded at its export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...types import PathLike, Progress
 from ...verb_options import LoadKeywords
 from .argument_validation import has_examples
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     import torch
 
@@ -35,20 +35,24 @@ if TYPE_CHECKING:
 def load_source(
     source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, shared: bool = False
 ) -> LoadedModel:
-    """The model that is meant.
+    """Load a model from a file, a live module or an exported program.
 
     Args:
         source: a file or folder, a live module, or an exported program.
-        args, kwargs: example arguments of a live module: one tensor, a tuple of arguments, or a mapping (by forward's
-            parameters where it fits them, else the one argument).
+        args: example arguments of a live module: one tensor or a tuple of arguments. A mapping is split by forward's
+            parameters if its keys fit them, and is otherwise the one argument.
+        kwargs: example keyword arguments of a live module.
         shared: as for ``from_module``.
+
+    Returns:
+        the model; a `LoadedModel` given as ``source`` is returned unchanged.
 
     Raises:
         InputError: arguments or options are for another kind of source.
     """
     from ...loading import from_module, from_program, load
 
-    # one of several that were read at once (`parts`)
+    # Models of several parts are read together and passed in already loaded.
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, str | os.PathLike):
@@ -75,27 +79,54 @@ _OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "c
 
 
 def _applicable_options(loading: LoadKeywords, known: set[str], source: str) -> dict[str, Any]:
-    """The options that such a source takes; those that say nothing are left out."""
+    """Return the options in ``known``, and refuse others that have a value.
+
+    Raises:
+        InputError: an option is not for this kind of source.
+    """
     if foreign := sorted(name for name, value in loading.items() if name not in known and value):
         raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
     return {name: value for name, value in loading.items() if name in known}
 
 
 def refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str) -> None:
+    """Refuse example arguments for a source that does not take them.
+
+    Args:
+        source: description of the source for the message.
+
+    Raises:
+        InputError: example arguments were given.
+    """
     if has_examples(args, kwargs):
         raise InputError(f"example arguments were given with {source}")
 
 
 def is_live_module(source: object) -> bool:
-    """Return whether ``source`` is a module in memory."""
+    """Check whether ``source`` is a module in memory.
+
+    Returns:
+        True for an object with ``named_modules`` that is not a path or a `LoadedModel`.
+    """
     return not isinstance(source, str | os.PathLike | LoadedModel) and hasattr(source, "named_modules")
 
 
 def load_as_recorded(
     source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, given: LoadKeywords
 ) -> LoadedModel:
-    """``load_source``; where the model does not take what ``loading`` has beyond ``given``, the error says who said
-    that."""
+    """Load a model as `load_source` does, and name the record in errors that recorded options cause.
+
+    Args:
+        loading: the options to load with: those given and those that an ONNX file recorded.
+        given: the options that the user gave.
+
+    Returns:
+        the model.
+
+    Raises:
+        InputError: arguments or options do not fit the source.
+        LoadError: the model can't be loaded.
+    """
     recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
     try:
         return load_source(source, args, kwargs, loading)
@@ -112,7 +143,7 @@ def _require_inputs(proto: onnx.ModelProto, label: str, loading: LoadKeywords) -
     """Refuse inputs and dims that an ONNX file does not have.
 
     Raises:
-        InputError: one is not the file's.
+        InputError: an input or dim is not in the file.
     """
     if loading.get("inputs") or loading.get("dims"):
         describe_file_inputs(proto, loading.get("inputs", ()), loading.get("dims", ()), label)
@@ -127,8 +158,12 @@ def open_onnx_source(
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, Weights, bool]:
-    """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
-    the raw export of a PyTorch model."""
+    """Open an ONNX model, or export a PyTorch model to one.
+
+    Returns:
+        (model, its large weights, True if the source was ONNX already). The caller must rewrite the raw export of a
+        PyTorch model before deployment.
+    """
     if isinstance(source, onnx.ModelProto):
         source = normalize_model(source)
         _require_inputs(source, source.graph.name or "the model", loading)
@@ -144,15 +179,18 @@ def open_onnx_source(
 
 
 def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
-    """``given`` completed by what the ONNX file recorded at its export, and notes.
+    """Complete ``given`` with the loading options that an ONNX file recorded at its export.
 
-    What runs no code (`storage.export_record.DATA`) is followed whoever wrote the file. What may run code is followed
-    only where a signature of this user or team vouches for it, for the model file and for the modules that it imports
-    (`storage.record_signing`).
+    Options that run no code (`storage.export_record.DATA`) are always followed, even from an unsigned file. Options
+    that may run code are followed only if a signature of this user or team covers them, the model file, and the modules
+    that it imports (`storage.record_signing`).
+
+    Returns:
+        (completed options, notes).
 
     Raises:
-        GraphError: the file is no valid ONNX, or its record is malformed.
-        InputError: flags that may run code are recorded, and nobody vouches for them; or a team's key can't be used.
+        GraphError: the file is not valid ONNX, or its record is malformed.
+        InputError: recorded options may run code and are not signed, or a team's key can't be used.
     """
     from ...loading.file_kinds import hash_model_files
     from ...loading.hub import resolve_model_path
@@ -164,7 +202,7 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
         return given, []
     name = os.fspath(onnx_path)
-    # "": a live module, or an ONNX file
+    # The hash is "" for a live module or an ONNX file.
     same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))
     notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
     load, strange = _drop_foreign_options(
@@ -182,7 +220,7 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         elif signed is not None and (file := record_signing.find_changed_module(signed)):
             why = f"{file!r} is not the module of this name that was signed"
         if not why:
-            # what the user names is imported from the working directory
+            # The user's own modules are imported from the working directory, not from the signed copies.
             bare = not any(given.get(n) for n in (*CODE, "trust"))
             followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
         elif code:
@@ -199,8 +237,11 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
 def _drop_foreign_options(
     load: Mapping[str, Any], source: Path, given: LoadKeywords
 ) -> tuple[dict[str, Any], list[str]]:
-    """What is recorded of another model may mean nothing of this one: ``load`` without that, and what of it is not
-    followed and why."""
+    """Drop recorded options that do not apply to this model, because another model was exported.
+
+    Returns:
+        (remaining options, a reason for each dropped group).
+    """
     from ...loading.file_kinds import FileKind, detect_kind
     from ...loading.input_request import dynamic_dim_names, parse_input_request
 
@@ -212,7 +253,7 @@ def _drop_foreign_options(
             kind = detect_kind(source)
     of_folder = kind is FileKind.HUGGINGFACE
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
-    # These hold their model, and so does a pickle that the user trusts.
+    # These files contain their model, and so does a pickle that the user trusts.
     is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
         of_pickle and bool(given.get("trust"))
     )
@@ -221,7 +262,7 @@ def _drop_foreign_options(
     strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
-    # their names were said anew
+    # Dims of inputs that the user describes may have other names.
     if (dims := left.get("dims")) and given.get("inputs"):
         named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
@@ -233,8 +274,14 @@ def _drop_foreign_options(
 
 
 def is_onnx_file(path: PathLike) -> bool:
-    """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a
-    length)."""
+    """Detect an ONNX file by its name or its first bytes.
+
+    Writers of protobuf put the field ir_version first (byte 0x08); a safetensors file starts with a length followed by
+    "{".
+
+    Returns:
+        True for a name ending in ".onnx" or a file that starts like an ONNX model.
+    """
     if os.fspath(path).endswith(".onnx"):
         return True
     if not os.path.isfile(path):

@@ -1,1 +1,1 @@
-"""What ``export`` and ``optimize`` share: what is asked of a file that is written, and the stages that lead to it."""
+"""Validate options and run the stages that ``export`` and ``optimize`` share."""

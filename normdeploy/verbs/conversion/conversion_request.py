@@ -1,4 +1,4 @@
-"""Validates the options of ``export`` and ``optimize`` before any work: target, samples, quantization."""
+"""Validate the options of ``export`` and ``optimize`` before any work: target, samples, quantization."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...verb_options import ConversionOptions
 
 
 def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
-    """Read the user's samples for half precision before any work, so that a wrong file costs no export.
+    """Read the user's samples for half precision before any work, so that a wrong file does not cost an export.
 
     Returns:
-        None where there are none, or where they are for quantization.
+        one mapping of input name to array for each sample; None without samples, or if they are for quantization.
 
     Raises:
-        InputError: they can't be read, or nothing asks for them.
+        InputError: a file can't be read, or samples or ``keep_io`` were given for a float32 file.
     """
     if options.quantize is None:
         calibrate = options.calibrate
@@ -45,10 +45,13 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
 
 
 def select_target(options: ConversionOptions) -> str:
-    """The runtime whose forms are written.
+    """Select the runtime whose forms are written.
+
+    Returns:
+        ``options.runtime``, or `CUDA` for onnxruntime with its CUDA provider.
 
     Raises:
-        InputError: a provider is chosen of another runtime than onnxruntime.
+        InputError: the CUDA provider was requested for a runtime other than onnxruntime.
     """
     if options.provider != "cuda":
         return options.runtime
@@ -61,10 +64,13 @@ def select_target(options: ConversionOptions) -> str:
 
 
 def parse_quantization_request(options: ConversionOptions) -> QuantizationRequest | None:
-    """What is asked for, looked at before any work; None where nothing is to be quantized.
+    """Validate the quantization options before any work.
+
+    Returns:
+        the request, or None if nothing is to be quantized.
 
     Raises:
-        InputError: options contradict each other, or the runtime has no kernels.
+        InputError: options contradict each other, or the runtime has no kernels for the format.
     """
     runtime = select_target(options)
     if options.quantize is None:
@@ -103,9 +109,10 @@ def parse_quantization_request(options: ConversionOptions) -> QuantizationReques
 
 
 def _require_metric_texts(metric: object) -> None:
-    """
+    """Check at run time that the metric is a text, a list of texts, or a dict of them (``Thresholds``).
+
     Raises:
-        InputError: it is not what ``Thresholds`` says, which Python lets pass.
+        InputError: the metric is something else.
     """
     if isinstance(metric, Mapping):
         given = list(metric.values())

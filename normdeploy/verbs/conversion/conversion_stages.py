@@ -1,4 +1,4 @@
-"""What ``export`` and ``optimize`` share: the state of a conversion, and the stages that both run on it."""
+"""Run the stages that ``export`` and ``optimize`` share, on the state of one conversion."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its doc
 
 @dataclass
 class Conversion:
-    """A model on its way to a file.
+    """State of a model during its conversion.
 
-    The fields without a default are set by the stage that first knows them.
+    Each field without a default is set by the stage that first knows it.
     """
 
     options: ConversionOptions
@@ -55,49 +55,62 @@ class Conversion:
     stages: StageTimer
     target: str = field(init=False)
     wish: QuantizationRequest | None = field(init=False)
-    # What half precision is calibrated on: the user's samples, None for generated ones.
+    # The user's samples to calibrate half precision; None for generated samples.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
     proto: onnx.ModelProto = field(init=False)
     inputs: Sequence[InputSpec] = field(init=False)
     wanted: RewriteOptions = field(init=False)
-    # The model as it was before the rewrites; None where it is too large to be held, and once it was compared.
+    # The model before the rewrites; None if it is too large to keep, or after the comparison.
     before: onnx.ModelProto | None = field(init=False)
     rewritten: rewrite_rollback.Made = field(init=False)
     summary: Summary = field(init=False)
-    # Whether onnxruntime ran the model.
+    # True if onnxruntime ran the model.
     ran: bool = False
     notes: list[str] = field(default_factory=list)
-    # The model that is quantized, and the samples for it.
+    # The float model before quantization, and its samples.
     plain: onnx.ModelProto | None = None
     split: SampleSplit | None = None
     quantization: QuantizationReport | None = None
     account: PrecisionReport | None = None
 
     def is_quantized(self) -> bool:
+        """Return whether the file will be quantized."""
         return self.wish is not None
 
     def is_joined(self) -> bool:
-        """Whether ops of our own are written into the quantized file."""
+        """Return whether own ops are written into the quantized file."""
         return self.wish is not None and self.options.fuse == "portable"
 
     def is_half(self) -> bool:
+        """Return whether the file will compute in half precision."""
         return self.options.precision is not None
 
     def is_quantized_half(self) -> bool:
+        """Return whether the file will be quantized and compute in half precision."""
         return self.is_quantized() and self.is_half()
 
     def is_written(self) -> bool:
+        """Return whether the file is written to an output."""
         return self.output is not None
 
     def example_feeds(self) -> Sequence[dict[str, np.ndarray]]:
-        """Inputs on which the file must run."""
+        """List inputs on which the file must run; none by default.
+
+        Returns:
+            for each case, input name -> array.
+        """
         return []
 
     def set_wanted(self, weights: Weights, *, attentions: bool) -> None:
-        """Say what the rewrites shall make of the model, whose large weights ``weights`` holds."""
+        """Set the options of the rewrites.
+
+        Args:
+            weights: the model's large weights.
+            attentions: fuse attentions too.
+        """
         self.wanted = RewriteOptions(
             self.target,
-            # The ops of a quantized file are joined when it is quantized.
+            # A quantized file gets its own ops after quantization (`join_ops`).
             "standard" if self.wish is not None else self.options.fuse,
             attentions=attentions,
             rows=not self.options.dynamic,
@@ -107,7 +120,14 @@ class Conversion:
         )
 
     def make_result(self, origin: ModelOrigin) -> ExportResult:
-        """What the verb returns."""
+        """Build the verb's result.
+
+        Args:
+            origin: source and arguments of the model.
+
+        Returns:
+            the result; it holds the model in memory only if no output was requested.
+        """
         log_norms(self.summary, self.notes)
         if self.output is None:
             proto = fill_shared_weights(self.proto)
@@ -129,7 +149,7 @@ class Conversion:
         )
 
 
-# What a stage works on; and for whoever runs stages.
+# C is the state that a stage takes; D is the state that `run_stages` takes.
 C = TypeVar("C", bound=Conversion, contravariant=True)
 D = TypeVar("D", bound=Conversion)
 
@@ -138,8 +158,9 @@ D = TypeVar("D", bound=Conversion)
 class ConversionStage(Generic[C]):
     """One step of a conversion.
 
-    ``name`` is what the progress bar shows and the seconds are kept by, "" of a step that takes none. ``when`` says
-    whether it is taken.
+    Attributes:
+        name: name on the progress bar and key of the seconds; "" for an untimed step.
+        when: condition under which the step runs.
     """
 
     run: Callable[[C], None]
@@ -148,7 +169,7 @@ class ConversionStage(Generic[C]):
 
 
 def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
-    """Run the stages in their order."""
+    """Run the stages in order, and skip those whose condition is false."""
     for stage in stages:
         if not stage.when(conversion):
             continue
@@ -159,11 +180,11 @@ def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
             stage.run(conversion)
 
 
-# ------------------------------------------------------------------ the stages, in the order in which they are run
+# ------------------------------------------------------------------ the stages, in the order in which they run
 
 
 def require_options(conversion: Conversion) -> None:
-    """Look at the options before any work.
+    """Validate the options before any work, and set the target, quantization request and samples.
 
     Raises:
         InputError: options contradict each other, or the samples can't be read.
@@ -179,7 +200,7 @@ def require_options(conversion: Conversion) -> None:
 
 
 def fuse_norms(conversion: Conversion) -> None:
-    """Rewrite the model, and keep the one before where it is small enough to be compared."""
+    """Rewrite the model, and keep the original if its weights are within ``compare_limit``."""
     is_compared = rewrite_rollback.total_weight_bytes(conversion.proto) <= conversion.options.compare_limit
     if is_compared:
         conversion.before = conversion.proto
@@ -194,14 +215,14 @@ def fuse_norms(conversion: Conversion) -> None:
 def compare_models(
     conversion: Conversion, tidy: Callable[[onnx.ModelProto], onnx.ModelProto], tidied: onnx.ModelProto
 ) -> onnx.ModelProto:
-    """Compare the whole model before and after, and take back what changes it.
+    """Compare the whole model before and after, and undo the rewrites that change its outputs.
 
     Args:
-        tidy: cleans a model up.
-        tidied: the rewritten model, cleaned up.
+        tidy: cleans up a model.
+        tidied: the rewritten model after ``tidy``.
 
     Returns:
-        ``tidied``, or what is left of it.
+        ``tidied``, or the model without the undone rewrites.
     """
     _, summary, taken = conversion.rewritten
     made = (tidied, summary, taken)
@@ -213,7 +234,7 @@ def compare_models(
 
 
 def require_proofs(conversion: Conversion) -> None:
-    """Require what ``strict_proof`` asks for.
+    """Require exact certificates if ``strict_proof`` is set.
 
     Raises:
         CertificateError: a certificate is not exact.
@@ -223,11 +244,11 @@ def require_proofs(conversion: Conversion) -> None:
 
 
 def apply_quantization(conversion: Conversion) -> None:
-    """Quantize the model, on the samples that are given.
+    """Quantize the model with the given samples.
 
     Raises:
         InputError: the samples do not fit, or no choice of layers reaches the metrics.
-        GraphError: onnxruntime does not load the file, which it should.
+        GraphError: onnxruntime, if targeted, can't load the quantized file.
     """
     assert conversion.wish is not None
     conversion.plain = conversion.proto
@@ -244,7 +265,7 @@ def apply_quantization(conversion: Conversion) -> None:
             with serialize_for_session(made) as file:
                 require_no_crash(file)
                 open_session(file, optimize=True)
-        # onnxruntime's exceptions share no base class.
+        # onnxruntime's exceptions have no common base class.
         except Exception as error:
             raise GraphError(
                 f"the quantized file would not run, and nothing is written: {' '.join(str(error).split())[:300]}; leave"
@@ -255,13 +276,14 @@ def apply_quantization(conversion: Conversion) -> None:
 
 
 def join_ops(conversion: Conversion) -> None:
-    """Write the ops of ``--fuse portable`` into a quantized file, and join the accounts of both passes.
+    """Write the own ops of ``--fuse portable`` into a quantized file, and merge the findings of both passes.
 
-    They are written last: an Add and a norm that are one op already keep their gamma and beta from the layers behind,
-    and a norm is joined with a QuantizeLinear that stands there only now.
+    Own ops are written after quantization for two reasons. An Add and a norm that are already one op could not fold
+    gamma and beta into the layers that follow. A norm is also fused with a QuantizeLinear, which exists only after
+    quantization.
 
     Raises:
-        CertificateError: with ``strict``, where a certificate failed.
+        CertificateError: a certificate failed and ``strict`` is set.
     """
     options = conversion.options
     wanted = RewriteOptions(
@@ -280,11 +302,11 @@ def join_ops(conversion: Conversion) -> None:
 
 
 def lower_precision(conversion: Conversion) -> None:
-    """Let the file compute in half precision.
+    """Convert the file to half precision.
 
     Raises:
         InputError: the samples do not fit.
-        GraphError: the file does not run in half precision, where the float32 model does.
+        GraphError: the float32 model runs, but the half-precision file does not.
     """
     options = conversion.options
     assert options.precision is not None
@@ -303,7 +325,7 @@ def lower_precision(conversion: Conversion) -> None:
 
 
 def judge_half(conversion: Conversion) -> None:
-    """Judge a quantized file again, which is in half precision since.
+    """Judge a quantized file again after its conversion to half precision.
 
     Raises:
         InputError: a metric is missed in half precision.
@@ -322,19 +344,19 @@ def judge_half(conversion: Conversion) -> None:
 
 
 def write_file(conversion: Conversion) -> None:
-    """Write the file to the output."""
+    """Write the model to the output."""
     assert conversion.output is not None
     save_onnx(conversion.proto, conversion.output)
 
 
 def update_summary(conversion: Conversion) -> None:
-    """Let the summary say which opset and which nodes the file has now."""
+    """Update the summary with the file's current opset and nodes."""
     conversion.summary = replace(conversion.summary, opset=half.file_opset(conversion.proto))
     count_nodes(conversion)
 
 
 def count_nodes(conversion: Conversion) -> None:
-    """Let the summary say which nodes the file has now."""
+    """Update the summary with the file's current node counts."""
     proto = conversion.proto
     conversion.summary = replace(
         conversion.summary, nodes_after=len(proto.graph.node), ops_after=norm_optimizer.count_ops(proto)
@@ -342,7 +364,11 @@ def count_nodes(conversion: Conversion) -> None:
 
 
 def unmeasured_forms_note(options: ConversionOptions) -> list[str]:
-    """The note on forms that were not measured."""
+    """Note forms that were chosen without a measurement.
+
+    Returns:
+        one note for the CUDA provider, otherwise no notes.
+    """
     if options.provider == "cuda":
         return [NOT_MEASURED]
     return []
@@ -366,7 +392,14 @@ def _compare_with_original(
     strict: bool,
     tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
 ) -> tuple[rewrite_rollback.Made, list[str], bool]:
-    """As `rewrite_rollback.roll_back_differences`; ``before`` is None where it is too large to be held."""
+    """Compare with the original as `rewrite_rollback.roll_back_differences` does.
+
+    Args:
+        before: the original model; None if it is too large to keep, which gives a note instead of a comparison.
+
+    Returns:
+        (model, findings and steps after the comparison; notes; True if onnxruntime ran the model).
+    """
     if before is None:
         return (
             made,

@@ -1,4 +1,4 @@
-"""One account of the two passes over the norms of a quantized file."""
+"""Merge the findings of the two passes over the norms of a quantized file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from ...findings.records import Finding, combine_certificates
 
 
 def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
-    """One finding for each norm: what the second pass made of it, with the proof of the first."""
+    """Merge the findings of two passes into one for each norm.
+
+    A fused finding of the second pass replaces the one of the first, with both proofs combined. Any other finding of
+    the second pass only adds its notes.
+
+    Returns:
+        findings in the order of the first pass, then those that only the second pass has.
+    """
     merged = list(first)
     taken = set[int]()
     for finding in second:
@@ -29,8 +36,14 @@ def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple
 
 
 def _find_same_norm(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
-    """Which finding is of the same norm: its result has that name, or it is the module's only one, or the name was
-    made of that name when the norm was split and quantized."""
+    """Find the earlier finding of the same norm.
+
+    Findings match if kind and place are equal and one of these holds, in this order. The tensor has the same name; the
+    module has no other finding; the name extends the earlier one, as splitting and quantizing a norm does.
+
+    Returns:
+        index of the earlier finding, or None.
+    """
     alike = [(i, f) for i, f in before if (f.kind, f.place) == (finding.kind, finding.place)]
     named = [i for i, f in alike if f.tensor == finding.tensor]
     of_module = [i for i, f in alike if f.module and f.module == finding.module]

@@ -1,1 +1,1 @@
-"""What runtimes make of files beside eager PyTorch, all against float64, and the verdict."""
+"""Run files in each runtime, compare their outputs and PyTorch's with float64, and judge the differences."""

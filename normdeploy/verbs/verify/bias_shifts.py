@@ -1,8 +1,7 @@
-"""The shifts that BatchNorms make of biases, and the merged biases of branches: what ``weight_audit`` holds a bias
-against.
+"""Compute the shifts that BatchNorms make of biases, and merged biases of branches, for ``weight_audit``.
 
-A model with many BatchNorms of one width has as many shifts as it has pairs of them with a bias. MobileOne has tens of
-thousands, so they are computed when a weight is looked for, a BatchNorm at a time, and first in a few channels alone.
+A model has one shift for each pair of a BatchNorm and a bias of the same width: MobileOne has tens of thousands. So
+shifts are computed when a weight is looked up, one BatchNorm at a time, and in a few channels first.
 """
 
 from __future__ import annotations
@@ -16,13 +15,19 @@ import numpy as np
 from ...types import Array
 from .derived_tensors import FloatSpacing, mark_differences
 
-# Channels in which a shift is computed first: what differs there is another one.
+# Channels in which a shift is computed first, to reject most shifts cheaply.
 _FIRST = 4
 
 
 @dataclass(frozen=True)
 class BiasShift:
-    """One shift, float64: what it is made of, its values, and the magnitudes in them, of which rounding is relative."""
+    """One shift of a bias.
+
+    Attributes:
+        source: description of the tensors that it is computed from.
+        values: float64 values, [C].
+        sizes: magnitudes of the terms, [C], which rounding errors are relative to.
+    """
 
     source: str
     values: Array
@@ -31,9 +36,14 @@ class BiasShift:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormShifts:
-    """The shifts that one BatchNorm makes of biases, (b − mean) · scale + shift.
+    """Shifts that one BatchNorm makes of biases: (b − mean) · scale + shift.
 
-    ``biases``: [rows, C], the same array in all norms of C channels; the other arrays are [C].
+    Attributes:
+        sources: description of each row.
+        biases: [rows, C], the same array for all norms of C channels.
+        mean: [C].
+        scale: [C].
+        shift: [C].
     """
 
     sources: Sequence[str]
@@ -48,7 +58,11 @@ class BatchNormShifts:
         return int(self.scale.size)
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
-        """Compute values and magnitudes of the ``chosen`` biases in some channels."""
+        """Compute the shifts of the ``chosen`` biases in some channels.
+
+        Returns:
+            (values, magnitudes), each [chosen rows, channels].
+        """
         b = self.biases[chosen, channels]
         mean = self.mean[channels]
         scale = self.scale[channels]
@@ -59,7 +73,7 @@ class BatchNormShifts:
 
 @dataclass(frozen=True)
 class FixedShift:
-    """A shift that is known as it is: the scale of a BatchNorm, a merged weight or bias."""
+    """Shift with known values: the scale of a BatchNorm, or a merged weight or bias."""
 
     shift: BiasShift
 
@@ -70,11 +84,15 @@ class FixedShift:
 
     @property
     def sources(self) -> Sequence[str]:
-        """Return what it is made of."""
+        """Return the description of the one row."""
         return (self.shift.source,)
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
-        """Return values and magnitudes, as `BatchNormShifts.values_of_rows` does."""
+        """Select values and magnitudes, as `BatchNormShifts.values_of_rows` does.
+
+        Returns:
+            (values, magnitudes), each [chosen rows, channels] of the one row.
+        """
         values = self.shift.values.reshape(1, -1)
         sizes = self.shift.sizes.reshape(1, -1)
         return values[chosen, channels], sizes[chosen, channels]
@@ -84,7 +102,11 @@ Shifts = BatchNormShifts | FixedShift
 
 
 def iter_shifts(every: Iterable[Shifts]) -> Iterator[BiasShift]:
-    """Compute every shift."""
+    """Compute every shift.
+
+    Yields:
+        one `BiasShift` for each row.
+    """
     for shifts in every:
         values, sizes = shifts.values_of_rows()
         for place, source in enumerate(shifts.sources):
@@ -92,7 +114,11 @@ def iter_shifts(every: Iterable[Shifts]) -> Iterator[BiasShift]:
 
 
 def group_by_size(every: Iterable[Shifts]) -> Mapping[int, list[Shifts]]:
-    """Arrange shifts by the number of their elements."""
+    """Group shifts by their number of elements.
+
+    Returns:
+        number of elements -> shifts.
+    """
     arranged: dict[int, list[Shifts]] = {}
     for shifts in every:
         arranged.setdefault(shifts.size, []).append(shifts)
@@ -100,7 +126,16 @@ def group_by_size(every: Iterable[Shifts]) -> Mapping[int, list[Shifts]]:
 
 
 def find_shift(flat: Array, every: Sequence[Shifts], form: FloatSpacing) -> BiasShift | None:
-    """Return the first shift that ``flat`` is in all channels, up to the rounding of its type; None if none is."""
+    """Find the first shift that ``flat`` equals in all channels, up to the rounding of its dtype.
+
+    Args:
+        flat: array [C].
+        every: shifts of C channels.
+        form: number format of ``flat``.
+
+    Returns:
+        the shift, or None.
+    """
     few = slice(_FIRST)
     for shifts in every:
         values, sizes = shifts.values_of_rows(channels=few)
@@ -115,7 +150,11 @@ def find_shift(flat: Array, every: Sequence[Shifts], form: FloatSpacing) -> Bias
 
 
 def find_partial_shifts(flat: Array, every: Sequence[Shifts], form: FloatSpacing) -> Iterator[tuple[BiasShift, Array]]:
-    """Give the shifts that ``flat`` is in half of the channels and more, and mark the channels in which it is not."""
+    """Find the shifts that ``flat`` equals in at least half of the channels.
+
+    Yields:
+        (shift, mask [C] of the channels that differ).
+    """
     for shifts in every:
         values, sizes = shifts.values_of_rows()
         changed = mark_differences(np.broadcast_to(flat, values.shape), values, sizes, form)

@@ -1,4 +1,4 @@
-"""What the reference says of one input, and which runtimes are judged there."""
+"""Hold the reference's outputs for one input, and decide which runtimes are judged on it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from .runtime_candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, NAN_BLIND, Run
 
 @dataclass(frozen=True)
 class CaseAnswer:
-    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off
-    by.
+    """Reference outputs for one input case, with the values and errors that they allow.
 
-    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are
-    made when needed.
+    Attributes:
+        feeds: inputs by name; those of a sample of the user's dataset are made when needed.
+        ties: other integers that an output may have because of rounding.
+        bounds: allowed error of each floating-point element; None if it was not computed.
+        eager: eager outputs, if non-finite values are judged by them too; otherwise None.
     """
 
     case: InputCase
@@ -32,14 +34,20 @@ class CaseAnswer:
 
 
 def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_inside: bool) -> bool:
-    """Whether a candidate is judged on this input.
+    """Check whether a candidate is judged on this input.
 
-    Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum, an order or a
-    coordinate, given or made inside of an infinity; the ranges of a quantized file are for usual numbers, and so
-    are those that an op takes from its input, where one infinity is the scale of all numbers.
+    Three kinds of input are left out for some files:
+    - Engines guarantee nothing for non-finite numbers.
+    - ONNX leaves open what a NaN does in a maximum, an order or a coordinate. The NaN may be given or computed from an
+      infinity.
+    - Ranges of a quantized file are meant for usual numbers. So are ranges that an op takes from its input, because one
+      infinity would set the scale of all numbers.
 
     Args:
-        compares_inside: the model has an operator that compares in its kernel, where a NaN goes either way.
+        compares_inside: the model has an operator that compares in its kernel, so a NaN may go either way.
+
+    Returns:
+        True if the candidate's outputs count on this input.
     """
     case = answer.case
     subject = candidate.subject
@@ -55,10 +63,13 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
 
 
 def divides_zero_by_zero(eager: RunResult, reference: RunResult) -> bool:
-    """Whether a reference file as it runs divides 0 by 0 where float64 does not, or the other way round.
+    """Check whether a reference file divides 0 by 0 as it runs but not in float64, or the other way around.
 
-    A kernel may lack the epsilon of the standard (onnxruntime's MeanVarianceNormalization of equal elements), and of a
-    mean of no elements ONNX says nothing.
+    A kernel may lack the epsilon of the standard, as onnxruntime's MeanVarianceNormalization does for equal elements.
+    ONNX does not define the mean of no elements.
+
+    Returns:
+        True if a NaN is in only one of the two results.
     """
     with np.errstate(invalid="ignore"):
         return any(

@@ -1,7 +1,7 @@
-"""Keeps what the file under test says of its inputs apart from what the model says.
+"""Separate the input ranges that a tested file claims from those that the model declares.
 
-A file's record may name values and sizes at which a wrong file is right, so it chooses nothing alone. What the model
-itself takes is judged; the claimed values are tried beside it.
+A file's record may name values and sizes at which a wrong file is right, so claims alone select nothing. A file is
+judged on the inputs that the model itself takes, and claimed values are tried in addition.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ _NOT_A_NAME = re.compile(r"\W")
 
 
 def may_narrow(inputs: Sequence[str], dims: Sequence[str]) -> bool:
-    """Return whether claimed inputs and dims state more than names: values or ranges of sizes."""
+    """Check whether claimed inputs and dims contain more than names.
+
+    Returns:
+        True if they contain values or ranges of sizes.
+    """
     return bool(dims) or any(mark in text for text in inputs for mark in "{=")
 
 
 def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> LoadedModel:
-    """Return the model with the inputs on which a file is judged.
+    """Combine the model's own inputs with the claimed ones.
 
     Args:
-        claimed: the model as the record of ``label`` describes its inputs.
-        own: the model as it describes them itself, None where it can't be loaded without the record.
-        label: the file whose record it is.
+        claimed: the model with inputs as the record of ``label`` describes them.
+        own: the model with inputs as it describes them itself; None if it can't be loaded without the record.
+        label: the file with the record.
 
     Returns:
-        The model with its own sizes and values where they are known, with the claimed ones in `Signature.claimed` where
-        they are narrower, and with whose word the inputs are in `Signature.word`.
+        the model with its own sizes and values if they are known. `ModelSignature.claimed` holds narrower claims, and
+        `ModelSignature.word` names the record if only that describes the inputs.
     """
     if own is None or len(own.inputs) != len(claimed.inputs):
         word = f"the record of {label}"
-        # Of integers nobody else says which values index a table; standard normal floats need no leave.
+        # Only the record gives the integers that index a table. Floats fall back to standard normal values.
         free = tuple(replace(spec, range=None) if is_floating_input(spec) else spec for spec in claimed.inputs)
         if free != claimed.inputs:
             narrowed = claimed.inputs
@@ -55,7 +59,7 @@ def merge_claims(claimed: LoadedModel, own: LoadedModel | None, label: str) -> L
 
 
 def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
-    """Whether the claim leaves out a size or value that the model takes."""
+    """Return whether the claim ``theirs`` excludes a size or value that the model takes (``ours``)."""
     if theirs.mask and not ours.mask:
         return True
     if theirs.range is not None and theirs.range != ours.range and (is_floating_input(ours) or ours.range is not None):
@@ -66,7 +70,7 @@ def _narrows_inputs(theirs: InputSpec, ours: InputSpec) -> bool:
 
 
 def _merge_value_range(ours: InputSpec, theirs: InputSpec) -> InputSpec:
-    """The model's input, with the claimed range of integers where the model says nothing of them."""
+    """Return the model's input, with the claimed range if it has integers without a range of their own."""
     if ours.range is None and not is_floating_input(ours) and theirs.dtype == ours.dtype:
         return replace(ours, range=theirs.range)
     return ours
@@ -76,10 +80,10 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
     """Describe the inputs of a file with names for its dynamic dims, as `normdeploy.loading.input_request` reads them.
 
     Args:
-        recorded: what the file records of its inputs; its names of dims are taken, its ranges are not.
+        recorded: inputs in the file's record, by name. Names of dims are taken from it, ranges are not.
 
     Returns:
-        "x[batch,3,8,8]" for each input, in the file's order; [] where no dim is dynamic, or an input has no such text.
+        "x[batch,3,8,8]" for each input, in the file's order; [] if no dim is dynamic or an input can't be described.
     """
     texts = []
     is_dynamic = False
@@ -104,7 +108,7 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
 
 
 def _dims_as_names(shape: Iterable[Dim]) -> tuple[int | str, ...] | None:
-    """Sizes and names of recorded dims; None where one is the sum of others."""
+    """Return sizes and names of recorded dims; None if a dim is the sum of others."""
     dims = list(shape)
     if any(dim.terms for dim in dims):
         return None
@@ -114,14 +118,15 @@ def _dims_as_names(shape: Iterable[Dim]) -> tuple[int | str, ...] | None:
 def describe_unseen_sizes(
     proto: onnx.ModelProto, label: str, inputs: Mapping[str, str], model_inputs: Sequence[InputSpec]
 ) -> list[str]:
-    """Say at which sizes alone a file was judged that takes others.
+    """Describe the only sizes at which a file was judged, if it takes others.
 
     Args:
-        inputs: the file's name of an input -> the model's, where they differ.
+        inputs: the file's name of an input -> the model's, if they differ.
         model_inputs: the inputs on which it was judged.
 
     Returns:
-        "batch=4 only" for each dynamic dim of the file that has one size in the model.
+        one phrase with "batch=4" for each dynamic dim of the file that has a fixed size in the model; [] without such
+        dims.
     """
     ours = {spec.name: spec for spec in model_inputs}
     seen: dict[str, None] = {}

@@ -1,11 +1,12 @@
-"""Compares the codes of quantized weights with the model's floats: every quantizer rounds to a step beside the weight.
+"""Compare the codes of quantized weights with the model's floats; every quantizer rounds to a step next to the weight.
 
-A step is the distance of two codes. It is read off the codes and the parameter that they are like, since a file may
-hold its scale in many places: w ≈ a·q + b, for all numbers or along one axis, in which a BatchNorm may be folded too.
+A step is the distance between two codes. It is fitted to the codes and the parameter that they resemble, because a file
+may store its scale in many places. The fit is w ≈ a·q + b, for all numbers or along one axis, where a BatchNorm may be
+folded in too.
 
-A weight that was rounded up or down (AdaRound) lies within one step, one beyond the ends of the codes was cut off. Some
-quantizers move codes further to make up for one another (GPTQ), and then move many. So a code is another weight's where
-it lies more than a step away and few others do.
+A weight that was rounded up or down (AdaRound) lies within one step, and one beyond the range of the codes was clipped.
+Some quantizers move codes further so that errors cancel (GPTQ), and then they move many. So a code is altered if it is
+more than a step away and few others are.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from .parameter_orders import iter_arrangements
 from .row_matching import ROW
 
 _KINDS = frozenset({"int8", "uint8", "int4", "uint4"})
-# elements of which codes and a parameter are compared first
+# Number of elements of codes and a parameter that are compared first.
 _SAMPLE = 4096
-# correlation of these
+# Least correlation of these.
 _ALIKE = 0.5
-# steps within which a rounding lies, with the error of the fit
+# Most steps that rounding moves a code, including the error of the fit.
 _ROUNDED = 0.75
-# steps beyond which nothing is rounded, with the same
+# Steps beyond which a code is not a rounding, including the same error.
 _FAR = 1.25
-# of the codes, that may lie further than roundings where single ones were altered
+# Largest share of codes beyond roundings if only single ones were altered.
 _MOST = 0.01
-# elements that share a scale, from which it is read
+# Fewest elements that a scale is fitted to.
 _FEWEST = 8
-# steps beyond which elements are left out of the next fit
+# Steps beyond which elements are left out of the next fit, for each fit.
 _TRIMS = (8.0, 3.0, 1.25, 1.25)
 _PACKED = "MatMulNBits"
 _TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
@@ -46,10 +47,11 @@ _TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, 
 
 @dataclass(frozen=True)
 class WeightCodes:
-    """Codes of one weight as float64, and the ends of their type.
+    """Codes of one weight as float64, with the limits of their type.
 
-    ``block``: elements of the last axis that share a scale; 0 where they are not known to. ``lines``: scale and
-    intercept of each block, where they are known.
+    Attributes:
+        block: number of elements of the last axis that share a scale; 0 if unknown.
+        lines: scale and intercept of each block, if known.
     """
 
     name: str
@@ -61,9 +63,13 @@ class WeightCodes:
 
 @dataclass(frozen=True)
 class AlteredCode:
-    """The code that lies furthest from its parameter.
+    """Code that is furthest from its parameter.
 
-    ``value``: what it stands for; ``expected``: the parameter there. ``count``: how many codes are not rounded so.
+    Attributes:
+        value: dequantized value of the code.
+        expected: the parameter at that place.
+        steps: distance between ``value`` and ``expected``, in steps.
+        count: number of codes that are not roundings of the parameter.
     """
 
     place: tuple[int, ...]
@@ -74,7 +80,14 @@ class AlteredCode:
 
 
 def iter_weight_codes(proto: onnx.ModelProto) -> Iterator[WeightCodes]:
-    """Give the weights of a file (loaded) that are held in codes of 4 or 8 bits."""
+    """List the weights of a file that are stored in codes of 4 or 8 bits.
+
+    Args:
+        proto: the file with its weights loaded.
+
+    Yields:
+        the codes of each weight.
+    """
     packed = dict[str, onnx.NodeProto]()
     for node in proto.graph.node:
         if node.op_type == _PACKED:
@@ -92,7 +105,7 @@ def iter_weight_codes(proto: onnx.ModelProto) -> Iterator[WeightCodes]:
 
 
 def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> Iterator[WeightCodes]:
-    """The codes of MatMulNBits, [N, K], with the scales and zero points of their blocks."""
+    """Yield the codes of a MatMulNBits, [N, K], with the scales and zero points of their blocks."""
     attributes = {a.name: a.i for a in node.attribute}
     bits = attributes.get("bits", 4)
     size = attributes["block_size"]
@@ -120,18 +133,19 @@ def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx
 
 
 def _unpack_nibbles(array: Array, bits: int) -> Array:
-    """Of 4 bits the lower half of a byte comes first."""
+    """Return 4-bit codes as two for each byte, the lower half first; 8-bit codes unchanged."""
     if bits == 4:
         return np.stack([array & 15, array >> 4], axis=-1)
     return array
 
 
 def find_altered_code(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
-    """Compare codes with a parameter of their shape.
+    """Compare codes with a parameter of the same shape.
+
+    A quantizer that moves many codes can't be distinguished from codes of another parameter.
 
     Returns:
-        Whether they are that parameter's, and the code that is not, if any. Codes of a quantizer that moves many are
-        not told from those of another parameter.
+        (True if the codes are that parameter's, an altered code or None).
     """
     weight = parameter.astype(np.float64)
     if not _are_alike(codes, weight):
@@ -158,7 +172,7 @@ def _are_alike(codes: WeightCodes, weight: Array) -> bool:
 
 
 def _iter_scale_groups(codes: WeightCodes) -> Iterator[Array]:
-    """Give for each element, flat, the number of the group that shares a scale: of the tensor, an axis or blocks."""
+    """Yield, for each grouping (tensor, axis or blocks), the scale's group number of each element, flattened."""
     shape = codes.array.shape
     if codes.block:
         places = np.arange(shape[-1]) // codes.block
@@ -179,21 +193,21 @@ class _Fit:
 
 
 def _fit_groups(codes: WeightCodes, weight: Array, groups: Array) -> _Fit:
-    """Fit w = a·q + b in each group, without what lies outside, and look at what does."""
+    """Fit w = a·q + b in each group without its outliers, then examine the outliers."""
     q = codes.array.reshape(-1)
     w = weight.reshape(-1)
     kept = np.ones(q.size, bool)
     for furthest in _TRIMS:
         a, b = codes.lines or _fit_lines(q[kept], w[kept], groups[kept], int(groups.max()) + 1)
         with np.errstate(all="ignore"):
-            # A group of one code tells no step.
+            # A group with a single code does not determine a step.
             away = np.nan_to_num((w - b[groups]) / a[groups] - q, nan=0.0, posinf=0.0, neginf=0.0)
         kept = np.abs(away) <= furthest
     low, high = _code_limits(q, codes.ends)
     away[((q >= high) & (away > 0)) | ((q <= low) & (away < 0))] = 0.0
     far = np.abs(away) > _FAR
     beyond = int((np.abs(away) > _ROUNDED).sum())
-    # A quantizer that makes up for errors moves most codes by little more than a rounding.
+    # A quantizer that compensates errors moves most codes by little more than a rounding.
     if beyond > max(1.0, _MOST * q.size) or (far.any() and beyond > 2 * int(far.sum())):
         return _Fit(is_origin=False)
     if not far.any():
@@ -206,7 +220,7 @@ def _fit_groups(codes: WeightCodes, weight: Array, groups: Array) -> _Fit:
 
 
 def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Array]:
-    """The slope and intercept of each group by least squares."""
+    """Return the slope and intercept of each group by least squares."""
     n, x, y, xx, xy = (
         np.bincount(groups, weights=values_of, minlength=count) for values_of in (np.ones_like(q), q, w, q * q, q * w)
     )
@@ -216,7 +230,10 @@ def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Ar
 
 
 def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
-    """Where codes are cut off: at the ends of their type, or of a narrower range that several of them reach."""
+    """Return the limits at which codes are clipped.
+
+    Each is the end of a narrower range that several codes reach, or else of the type.
+    """
     low = q.min()
     high = q.max()
     several = 2
@@ -229,11 +246,15 @@ def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
 def audit_codes(
     stored: Arrays, proto: onnx.ModelProto, clock: BudgetClock
 ) -> Iterator[tuple[str, int, str, AlteredCode]]:
-    """Give (weight, elements, parameter, code) for each weight of a quantized file in which single codes are altered.
+    """Find the weights of a quantized file with single altered codes.
 
     Args:
-        stored: the model's tensors.
-        proto: the file, its weights loaded.
+        stored: the model's tensors by name.
+        proto: the file with its weights loaded.
+        clock: stops the search when its time is over.
+
+    Yields:
+        (weight, number of elements, parameter, furthest altered code).
     """
     if not is_quantized(proto) and not any(t.data_type in _TYPES for t in proto.graph.initializer):
         return
@@ -253,7 +274,7 @@ def audit_codes(
 
 
 def _find_altered_in_orders(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
-    """`find_altered_code` over the orders of a parameter's dims."""
+    """Apply `find_altered_code` to each order of a parameter's dims."""
     closest: AlteredCode | None = None
     for arranged in iter_arrangements(parameter, codes.array):
         known, altered = find_altered_code(codes, arranged)

@@ -1,4 +1,4 @@
-"""Opens the files that are compared with a model, and matches what they call their inputs and outputs with it."""
+"""Open the files that are compared with a model, and match the names of their inputs and outputs with the model's."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ from .reference_models import (
 )
 from .runtime_candidates import ComparedFile, File, inspect_file
 
-# relative: scales are float32
+# Relative tolerance, because scales are float32.
 _SAME_RANGE = 1e-6
 
 
 def open_files_of_model(
     model: Original, files: Iterable[File], names: Map | None
 ) -> tuple[list[ComparedFile], list[str]]:
-    """Return the files that are compared with a model, each once, and notes on them.
+    """Open the files that are compared with a model, each once.
 
-    ONNX files and engines are told apart by their content.
+    ONNX files and engines are distinguished by content.
 
     Args:
         names: as for ``verify``.
 
+    Returns:
+        (opened files, notes on them).
+
     Raises:
-        InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
-            has.
-        GraphError: one is neither an engine nor ONNX.
+        InputError: no file was given, a file is missing or has other inputs than the model, or no file has a name in
+            ``names``.
+        GraphError: a file is neither an engine nor ONNX.
     """
     paths = list(
         {os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values()
@@ -64,7 +67,7 @@ def open_files_of_model(
     unused = find_unused_inputs(model)
     own_unit = model_unit_roundoff(model)
     keeps_codes = stores_codes(model)
-    # A model that rounds as a quantized file does needs no budget of steps.
+    # A model that rounds like a quantized file needs no error budget.
     rounds = rounds_itself(model)
     named = list[ComparedFile]()
     notes = list[str]()
@@ -79,7 +82,7 @@ def open_files_of_model(
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs, spared=matched.spared)
         subject = replace(subject, types=subject.rename_types(subject.types))
         if any(own_unit >= FORMATS[half].unit_roundoff for half in subject.computing.halves):
-            # The model computes in half itself, and its own roundings say where.
+            # The model computes in half precision itself, so its own roundings set the allowed error.
             subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
         proto = graphs[subject.label]
         if has_code_casts(proto) and not keeps_codes:
@@ -92,7 +95,7 @@ def open_files_of_model(
 
 
 def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[ComparedFile, str]:
-    """A quantized file with the budget of its steps, and a note on what that is."""
+    """Return a quantized file with its error budget, and a note that explains the budget."""
     if inside := unexpandable_ops(proto):
         return subject, (
             f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
@@ -107,7 +110,11 @@ def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[Co
 
 
 def _calibrated_tensors(proto: onnx.ModelProto) -> tuple[list[str], str]:
-    """What quantizers make whose ranges are the recorded ones, and why one is not."""
+    """Find the quantized tensors whose ranges equal the recorded ones.
+
+    Returns:
+        (their names, ""), or ([], a reason) if a range was changed after calibration.
+    """
     record = read_recorded_ranges(proto)
     now = quantized_ranges(proto)
     for name, (low, high) in record.items():

@@ -1,4 +1,4 @@
-"""What a comparison has to say besides its verdicts: the notes of ``verify``."""
+"""Write the notes of ``verify``, which add explanations to its verdicts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from .reference_models import OWN, runtime_label
 from .runtime_candidates import FLOATS, STEPWISE, ComparedFile, RuntimeCandidate
 from .weight_origin import AuditedWeight, WeightOrigin
 
-# Types of integer weights, and the elements from which a tensor is one.
+# Types of integer weights, and the fewest elements of such a weight.
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
 _MANY = 64
-# weights or tensors that a note names
+# Number of weights or tensors that a note names.
 _NAMED = 3
 
 
 def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
-    """One note for each file whose constants are not all the model's; single numbers, such as an epsilon, are not
-    told."""
+    """Note the constants of each file that are not tensors of the model.
+
+    Single numbers, such as an epsilon, are left out.
+
+    Returns:
+        one note for each file with such constants.
+    """
     notes = []
     for file in dict.fromkeys(w.file for w in weights):
         folded = [w for w in weights if w.file == file and w.origin is WeightOrigin.FOLDED]
@@ -61,6 +66,14 @@ def _ellipsis_if_more(every: Sequence[object]) -> str:
 def collect_notes(
     trials: Mapping[str, PrecisionTrial], candidates: Sequence[RuntimeCandidate], results: Sequence[OutputResult]
 ) -> list[str]:
+    """Collect the notes on half precision, skipped cases, optimizers to disable, and files that no runtime ran.
+
+    Args:
+        trials: precision -> its trial.
+
+    Returns:
+        the notes.
+    """
     notes = []
     for precision, trial in trials.items():
         if precision and trial.candidates:
@@ -91,7 +104,11 @@ def collect_notes(
 
 
 def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Name what single nodes of a file compute in half precision, where that is what is wrong with it."""
+    """Name the nodes of a failed file that compute in half precision while the rest is wider.
+
+    Returns:
+        one note for each file that fails in stepwise half precision and has such nodes.
+    """
     failed = {r.file for r in results if r.runtime == STEPWISE and not r}
     return [
         f"{s.label} computes {_quote_names(s.computing.lowered)} in half precision, and the rest wider. "
@@ -103,7 +120,11 @@ def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputRe
 
 
 def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Say of a failed file that a Cast reads its integer weights: no budget of steps is made of them."""
+    """Note failed files with integer weights that a Cast reads, for which no error budget exists.
+
+    Returns:
+        one note for each such file.
+    """
     failed = {r.file for r in results if not r}
     notes = []
     for subject in subjects:
@@ -123,8 +144,11 @@ def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[
 
 
 def note_other_forms(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
-    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with
-    smaller errors."""
+    """Suggest the most accurate forms for files that failed in onnxruntime and have the fastest forms of their norms.
+
+    Returns:
+        one note for each such file.
+    """
     failed = {r.file for r in results if r.runtime in NAMES and not r}
     return [
         f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"

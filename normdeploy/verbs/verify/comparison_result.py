@@ -1,4 +1,4 @@
-"""What ``verify`` found: every verdict, what was not run, and what the verdict does not speak of."""
+"""Hold the result of ``verify``: every verdict, runtimes that were not run, and limits of the verdict."""
 
 from __future__ import annotations
 
@@ -20,51 +20,55 @@ from .weight_origin import AuditedWeight
 if TYPE_CHECKING:
     from rich.console import Console
 
-# outputs that the verdict names
+# Number of outputs that the verdict names.
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Comparison(Renderable):
-    """What ``verify`` found.
+    """Result of ``verify``; true if it passes.
 
-    ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input
-    elements up to which inputs were generated, where some sizes that the model takes have more; None where none were
-    left out. ``weights``: of ONNX files, those that are no tensor of the model as it stands (``weight_audit``).
+    Attributes:
+        cases: names of the input cases that were run.
+        drift: drift in the files' order, one runtime after the other; None if it was not requested.
+        up_to: limit on the elements of generated inputs, if the model takes larger sizes; None if no sizes were left
+            out.
+        weights: weights of ONNX files that are not unchanged tensors of the model (``weight_audit``).
+        reference: name of the model that the files were compared with.
+        narrow: nodes of a reference file without a float64 form, which ran as onnxruntime runs them; "" if there are
+            none.
+        word: source of the inputs' sizes and values; "" if the model or the user gave them.
+        limits: limits of the verdict, each written to follow "verified".
+        trace: difference between a live module and its trace; "" if they agree or no module was given.
     """
 
     results: tuple[OutputResult, ...]
     not_run: tuple[NotRun, ...]
-    # that were run
     cases: tuple[str, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     drift: tuple[DriftPoint, ...] | None = None
     up_to: int | None = None
     weights: tuple[AuditedWeight, ...] = ()
-    # what the files were compared with
     reference: str = "the model"
-    # The nodes of a reference file that have no float64 form, "" where all have: they ran as onnxruntime runs them.
     narrow: str = ""
-    # Whose word the sizes and values of the inputs are, "" where it is the model's or the user's.
     word: str = ""
-    # What the verdict does not speak of, each as the end of "verified …".
     limits: tuple[str, ...] = ()
-    # How a live module and its trace differ, "" where they do not, or no module was at hand.
     trace: str = ""
 
     @property
     def ok(self) -> bool:
-        """Something besides eager was run, every ONNX file in some runtime, and all of it passes, its weights too.
+        """Return True if the files pass.
 
-        Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a
-        note say so, but what was made of it may be right.
+        A runtime besides eager must have run, and every ONNX file in some runtime. All outputs and weights must pass.
+        Engines are not run without a GPU. A failure of eager itself does not count: the model leaves its type's range,
+        as its row and a note say, but files made from it may be right.
         """
         return any(r.runtime not in OWN for r in self.results) and not self._is_wrong
 
     @property
     def _is_wrong(self) -> bool:
-        """Whether a runtime, a weight, or an ONNX file that runs nowhere speaks against the files."""
+        """Return whether a runtime, a weight, the trace, or an ONNX file that runs nowhere disproves the files."""
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
@@ -75,7 +79,7 @@ class Comparison(Renderable):
 
     @property
     def outcome(self) -> Literal["passed", "failed", "not run"]:
-        """Whether the files pass, whether one fails, or whether nothing was run that could do either."""
+        """Return "passed" if the files pass, "failed" if one fails, and "not run" if nothing ran that could decide."""
         if self.ok:
             return "passed"
         if self._is_wrong:
@@ -84,10 +88,10 @@ class Comparison(Renderable):
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:
-        """Engines, and runtimes of packages, that the user named and that did not run their file; where nothing was
-        run, all.
+        """Return the engines and third-party runtimes that the user named and that did not run.
 
-        They speak neither for it nor against it. onnxruntime's CUDA provider and our own evaluators nobody names.
+        If nothing ran, return all runtimes. They count neither for nor against a file. onnxruntime's CUDA provider and
+        the built-in evaluators are left out, because no user names them.
         """
         if self.outcome == "not run":
             return self.not_run or (NotRun("every runtime", "no input was run"),)
@@ -96,13 +100,17 @@ class Comparison(Renderable):
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:
-        """What the default rule would not pass, whatever the rules given say of it."""
+        """Return the results that fail the default rule, even if the given rules pass them."""
         return tuple(r for r in self.results if r.runtime not in OWN and r.by_default == "fail")
 
     @property
     def standard(self) -> str:
-        """By which rules the files are verified, and by which not; "" where they are not, or the default rule alone
-        decided."""
+        """Describe the rules by which the files are verified.
+
+        Returns:
+            "" if the files fail or the default rule alone decided; otherwise a phrase that also names outputs that the
+            default rule fails.
+        """
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
         if not (failing := self.beyond_default):
@@ -118,8 +126,10 @@ class Comparison(Renderable):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The heads of ``table``; where there are several files, each row names its own; where rules were given, what
-        decided."""
+        """Return the column heads of ``table``.
+
+        "file" is added for several files, and "decided by" if rules were given.
+        """
         decided = ("decided by",) if self._has_rules else ()
         return (*(("file",) if self._has_several_files else ()), *COLUMNS, *decided)
 
@@ -132,7 +142,11 @@ class Comparison(Renderable):
         return len(({r.file for r in self.results} | {m.file for m in self.not_run}) - {""}) > 1
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row for each output and runtime, under ``columns``."""
+        """Build one row for each output and runtime.
+
+        Returns:
+            cells under ``columns``.
+        """
         ruled = self._has_rules
         rows = [(*r.row(), r.decided_by) if ruled else r.row() for r in self.results]
         if not self._has_several_files:
@@ -141,13 +155,21 @@ class Comparison(Renderable):
         return [(file, *row) for file, row in zip(files, rows, strict=True)]
 
     def table(self) -> list[tuple[str, ...]]:
-        """``rows``, and the runtimes that were not run last."""
+        """Build ``rows``, then a row for each runtime that was not run.
+
+        Returns:
+            cells under ``columns``.
+        """
         last = ("",) if self._has_rules else ()
         missed = [(m.file, "", m.runtime, "", "", "", f"not run: {m.reason}", "", *last) for m in self.not_run]
         return self.rows() + (missed if self._has_several_files else [row[1:] for row in missed])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as values of JSON."""
+        """Convert the result to JSON values.
+
+        Returns:
+            the fields, with the verdict, the constants of the default rule, and its reference.
+        """
         rule = {
             "multiple": EAGER_MULTIPLE,
             "most_ratio": MOST_RATIO,

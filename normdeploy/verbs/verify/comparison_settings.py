@@ -1,4 +1,4 @@
-"""What ``verify`` and ``bisect`` compare on, and by which rules, read from what was given."""
+"""Read the inputs and rules of ``verify`` and ``bisect`` from their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from .verify_options import ComparisonOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSettings:
-    """Reads the arguments of ``verify``: a policy file, completed by the options given beside it."""
+    """Inputs and rules of a comparison: a policy file completed by the options given with it.
+
+    Attributes:
+        seeds: number of random inputs at the usual sizes.
+        inputs: the user's inputs; None for generated ones.
+        most: largest generated input, in elements; None for the default limit.
+        labels: array or column of the dataset that holds the right classes.
+        names: name in a file -> name in the model, or (name in a file, name in the model).
+        runners: third-party runtimes, by name.
+    """
 
     seeds: int
     inputs: list[NamedInputs] | None
@@ -35,10 +44,18 @@ class ComparisonSettings:
 
     @classmethod
     def from_options(cls, options: ComparisonOptions, budget: ComparisonBudget, runners: Sequence[str] = ()) -> Self:
-        """Read files of rules and inputs.
+        """Read the policy file and the user's inputs.
+
+        Options override the policy file.
+
+        Args:
+            runners: third-party runtimes, by name.
+
+        Returns:
+            the settings.
 
         Raises:
-            InputError: one can't be read, or labels are given without a dataset.
+            InputError: a file can't be read, or labels were given without a dataset.
         """
         if options.policy is None:
             policies = PolicyFile()
@@ -56,7 +73,7 @@ class ComparisonSettings:
                 f"the labels {options.labels!r} are a part of a dataset, and none is given; give it with --dataset, or"
                 " leave them out"
             )
-        # A file names the labels for whoever asks.
+        # The labels that a policy file names apply only to metrics that need labels.
         if options.labels is None and rules.labeled_metrics:
             labels = policies.labels
         else:
@@ -74,8 +91,14 @@ class ComparisonSettings:
         )
 
     def as_keywords(self, model: Original) -> dict[str, Any]:
-        """Return the keywords of ``verbs.verify.file_comparison`` and of ``verbs.bisect.file_bisection``, the
-        dataset opened."""
+        """Convert the settings to keywords of ``verbs.verify.file_comparison`` and ``verbs.bisect.file_bisection``.
+
+        Args:
+            model: the reference, whose inputs the dataset must match.
+
+        Returns:
+            keyword arguments, with the dataset opened.
+        """
         dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels)
         return {
             "seeds": self.seeds,

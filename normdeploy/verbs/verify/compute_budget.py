@@ -1,7 +1,7 @@
-"""Bounds what a comparison may spend: seconds of processor time, and bytes for the tensors inside a model.
+"""Limit the cost of a comparison: seconds of processor time, and bytes for the tensors inside a model.
 
-A file of 90 KB can hold a convolution whose result has 700 million elements. In float64, with the tensors that are
-drawn beside it, that took 23 GB.
+A file of 90 KB can hold a convolution whose result has 700 million elements. In float64, with the tensors of drawn
+roundings, one took 23 GB.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from ...storage.proto_traversal import attribute_graphs
 from .reference_models import Original
 from .wording import list_some
 
-# bytes of an element in float64
+# Bytes of a float64 element.
 _WIDE = 8
-# tensors of the largest size that are held at a time; 9 were seen on a convolution and its square
+# Number of tensors of the largest size in memory at a time; 9 were seen on a convolution and its square.
 _HELD = 16
-# Of these, temporaries of the largest tensor's roundings; the rest are tensors that the graph itself holds.
+# Of these, temporaries for rounding the largest tensor; the rest are tensors of the graph itself.
 _TEMPORARIES = 8
-# Times that the unfolded windows of a convolution are held: once by the evaluator or torch, and once while copied.
+# Copies of a convolution's unfolded windows in memory: one in the evaluator or torch, and one while copying.
 _WINDOWS = 2
-# sizes that a note names
+# Number of sizes that a note names.
 _NAMED = 3
-# seconds; processes that import onnxruntime take some, however small a model is
+# Least seconds to extend a clock by: processes that import onnxruntime take some, however small a model is.
 _LEAST_AGAIN = 5.0
 
 
 @dataclass(frozen=True)
 class ComparisonBudget:
-    """What a comparison may spend.
+    """Limits on the cost of a comparison.
 
-    ``seconds``: of processor time, child processes included; half of it is for the model and its float64 form, since
-    the runtimes, the bounds and the weights take about as long again. ``memory``: bytes beyond the model's own weights.
-    ``begun``: the processor time at which spending began, None for the comparison's own beginning.
+    Attributes:
+        seconds: processor time, with child processes. Half is for the model and its float64 form, because the runtimes,
+            the bounds and the weights take about as long again.
+        memory: bytes in addition to the model's own weights.
+        begun: processor time at which spending began; None for the start of the comparison.
     """
 
     seconds: float = 60.0
@@ -51,36 +53,48 @@ class ComparisonBudget:
     begun: float | None = None
 
     def start_clock(self) -> BudgetClock:
-        """Return a clock that shows what is left."""
+        """Start a clock for the budget.
+
+        Returns:
+            a clock that shows the time left.
+        """
         if self.begun is None:
             return BudgetClock(self.seconds)
         return BudgetClock(self.seconds, begun=self.begun)
 
     @property
     def most_elements(self) -> int:
-        """The elements of the largest tensor that the memory allows."""
+        """Return the largest number of elements in one tensor that the memory allows."""
         return self.memory // (_WIDE * _HELD)
 
 
 def processor_time() -> float:
-    """Return the processor seconds of this process and of the children that it waited for."""
+    """Measure the processor time of this process and of the child processes that it waited for.
+
+    Returns:
+        seconds.
+    """
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
 
 
 class OutOfTime(Exception):
-    """The budget of seconds is spent."""
+    """Raised when the budget of seconds is spent."""
 
 
 @dataclass
 class BudgetClock:
-    """The processor time that is left of a budget, and what it left out.
+    """Processor time left of a budget, and the work that was left out.
 
-    ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
-    file -> weights that were not traced to the model; ``drift``: file and runtime -> inner tensors that were not looked
-    at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide; ``module``:
-    inputs that a live module was not run on beside its trace; ``blamed``: wrong files of which the search for the
-    optimizer to blame was given up.
+    Attributes:
+        cases: inputs on which nothing ran.
+        unrun: runtime -> inputs on which only this runtime did not run.
+        weights: file -> number of weights not traced to the model.
+        drift: file and runtime -> number of inner tensors not compared.
+        undecided: inputs on which something exceeds the bounds of fewer roundings than the rule draws.
+        blamed: wrong files for which the search for the optimizer to blame was given up.
+        module: inputs on which a live module was not compared with its trace.
+        begun: processor time at the start.
     """
 
     seconds: float
@@ -94,7 +108,11 @@ class BudgetClock:
     begun: float = field(default_factory=processor_time)
 
     def extended_clock(self) -> BudgetClock:
-        """Return a clock of as much time as was spent so far, at least some seconds, while the whole budget lasts."""
+        """Start a clock for as much time as was spent so far, at least `_LEAST_AGAIN` seconds, within the whole budget.
+
+        Returns:
+            the new clock.
+        """
         spent = self._spent_seconds()
         return BudgetClock(min(self.seconds, spent + max(spent, _LEAST_AGAIN)), begun=self.begun)
 
@@ -103,7 +121,8 @@ class BudgetClock:
         return self._spent_seconds() > self.seconds
 
     def require_time(self) -> None:
-        """
+        """Check that time is left.
+
         Raises:
             OutOfTime: the whole budget is spent.
         """
@@ -111,20 +130,24 @@ class BudgetClock:
             raise OutOfTime
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether that much of the whole budget is left."""
+        """Return whether that many seconds of the whole budget are left."""
         return self._spent_seconds() + seconds <= self.seconds
 
     def is_half_over(self) -> bool:
-        """Return whether the references have had their share."""
+        """Return whether the references have used their half of the budget."""
         return self._spent_seconds() > self.seconds / 2
 
     @property
     def has_left_out(self) -> bool:
-        """Whether the verdict speaks of less than it would with more time."""
+        """Return whether the verdict covers less than it would with more time."""
         return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided or self.module)
 
     def describe_left_out(self) -> Iterable[str]:
-        """Say what was left out."""
+        """Describe the work that was left out.
+
+        Yields:
+            one note for each kind of work.
+        """
         if self.cases:
             yield f"the references took {self.seconds / 2:g} s of processor time, so not run: {_list_cases(self.cases)}"
         for runtime, cases in self.unrun.items():
@@ -150,7 +173,11 @@ class BudgetClock:
             yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
 
     def describe_limits(self) -> Iterable[str]:
-        """Say that something was left out, as the end of "verified …"."""
+        """Describe the limit of the verdict if work was left out.
+
+        Yields:
+            a phrase that follows "verified".
+        """
         if self.has_left_out:
             yield f"as far as {self.seconds:g} s go"
 
@@ -163,10 +190,10 @@ def _list_cases(cases: Iterable[str]) -> str:
 
 
 class _MemoryScope:
-    """The nodes of a graph or a body, and how many elements they hold at a time.
+    """Nodes of a graph or body, with the number of elements in memory at each.
 
     Attributes:
-        shapes: of its tensors and those around it.
+        shapes: shapes of its tensors and of those of outer graphs.
     """
 
     def __init__(self, graph: onnx.GraphProto, around: Mapping[str, Dims]) -> None:
@@ -182,11 +209,14 @@ class _MemoryScope:
         }
 
     def largest_tensor(self, symbols: Mapping[str, int], weights: Collection[str] = ()) -> tuple[str, int]:
-        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+        """Find the tensor at which most memory is used.
 
         Args:
             symbols: sizes of the dims.
             weights: tensors that do not count.
+
+        Returns:
+            (name, elements of one tensor that would take as much).
         """
         counts = {
             name: math.prod(1 if (n := evaluate_dim(d, symbols)) is None else n for d in dims)
@@ -202,14 +232,15 @@ class _MemoryScope:
         return max(held, key=lambda each: each[1], default=("", 0))
 
     def _unfolded_windows(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
-        """Count what convolutions unfold: result -> elements of one tensor of the same memory."""
+        """Return convolution -> elements of one tensor that would take as much memory as its unfolded windows."""
         unfolded = dict[str, int]()
         for node in self._nodes:
             if node.op_type not in ("Conv", "ConvTranspose"):
                 continue
             weight = self.shapes.get(node.input[1], ())
             kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
-            # Of [N, M, *out] each place has the C * kernel elements of its window; transposed, of the input.
+            # Each place of the output [N, M, *out] has a window of C * kernel elements. For a transposed convolution,
+            # each place of the input has one.
             moved = node.output[0]
             other = node.input[0]
             if node.op_type == "ConvTranspose":
@@ -224,15 +255,14 @@ class _MemoryScope:
         return (evaluate_dim(dims[1], symbols) if len(dims) > 1 else None) or 1
 
     def _live_tensors(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
-        """Count what waits for later nodes beside a result, and what its bodies hold: result -> elements of one tensor
-        of the same memory."""
+        """Return result -> elements of one tensor that would take as much memory as all live tensors and bodies."""
         made = dict[str, int]()
         waiting = dict[str, int]()
         for place, node in enumerate(self._nodes):
             waiting |= {name: counts.get(name, 0) for name in node.output if name}
             total = sum(waiting.values())
             largest = max((counts.get(name, 0) for name in node.output), default=0)
-            # One body runs at a time.
+            # Only one body runs at a time.
             inside = max((body.largest_tensor(symbols)[1] for body in self._bodies[place]), default=0)
             made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD + inside)
             waiting = {name: size for name, size in waiting.items() if self._last.get(name, -1) > place}
@@ -240,16 +270,17 @@ class _MemoryScope:
 
 
 class InnerSizes:
-    """What running an ONNX file in float64 holds at given sizes of the model's dims."""
+    """Estimate the memory of running an ONNX file in float64, at given sizes of the model's dims."""
 
     def __init__(self, proto: onnx.ModelProto, inputs: Mapping[str, str], specs: Sequence[InputSpec]) -> None:
-        """
+        """Infer the shapes of a file.
+
         Args:
-            proto: the file, its weights need not be loaded.
-            inputs: the file's name of an input -> the model's, where they differ.
+            proto: the file; its weights need not be loaded.
+            inputs: the file's name of an input -> the model's, if they differ.
             specs: the model's inputs.
         """
-        # The budget is for what comes beside the weights.
+        # The budget does not include the weights.
         weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
         self._weights = frozenset(weights)
         self._scope = _MemoryScope(infer_graph(proto), weights)
@@ -257,11 +288,17 @@ class InnerSizes:
         self._specs = {spec.name: spec for spec in specs}
 
     def largest_tensor(self, sizes: Mapping[str, int]) -> tuple[str, int]:
-        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+        """Find the tensor at which most memory is used.
 
-        That is the largest tensor, unless a convolution unfolds its input, which makes a copy of it for each element of
-        the kernel, or many tensors wait for a later node, or a body holds more. A dim that inference can't follow
-        counts as 1.
+        Usually that is the largest tensor. A convolution may need more, because it unfolds its input into a copy for
+        each element of the kernel. So may many tensors that wait for a later node, or a body. A dim that inference
+        can't follow counts as 1.
+
+        Args:
+            sizes: sizes of the model's dims.
+
+        Returns:
+            (name, elements of one tensor that would take as much).
         """
         symbols: dict[str, int] = {}
         for name, dims in self._stated.items():
@@ -274,9 +311,12 @@ class InnerSizes:
 
 
 def shrink_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budget: ComparisonBudget) -> Original:
-    """Halve the usual sizes of the dims until the tensors inside fit the budget, or all dims are at their minimum.
+    """Halve the usual sizes of the dims until inner tensors fit the budget, or all dims are at their minimum.
 
-    Most inputs are drawn at the usual sizes, so where these are too large nearly nothing would be run.
+    Most inputs are drawn at the usual sizes, so almost nothing would run if these are too large.
+
+    Returns:
+        ``signature`` with smaller usual sizes, or unchanged.
     """
     if not insides:
         return signature
@@ -299,14 +339,14 @@ def _fits_budget(sizes: Mapping[str, int], insides: Sequence[InnerSizes], budget
 def drop_large_cases(
     cases: Sequence[InputCase], opt: Mapping[str, int], insides: Sequence[InnerSizes], budget: ComparisonBudget
 ) -> tuple[list[InputCase], list[str]]:
-    """Leave out the cases whose inner tensors would take more memory than the budget has.
+    """Drop the cases whose inner tensors exceed the memory budget.
 
     Args:
         opt: sizes of the cases that state none.
-        insides: of each ONNX file.
+        insides: sizes of each ONNX file.
 
     Returns:
-        The cases that are left, at least one; and a note on the sizes left out, if any.
+        (remaining cases, at least one; a note on the dropped sizes, if any). The user's own inputs are never dropped.
     """
     kept = list[InputCase]()
     left_out = dict[str, tuple[str, int]]()

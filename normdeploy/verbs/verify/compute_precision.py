@@ -1,8 +1,8 @@
-"""What a file computes in: read off its graph's types, whoever wrote it.
+"""Find the precision in which a file computes, from the types in its graph alone.
 
-A file is in half precision where its outputs are, or most of its products and convolutions, or most of its nodes that
-compute floating numbers. A node counts as half too where its weight is stored so. Fewer are a layer whose precision was
-dropped, and the file is judged by the wider type.
+A file is in half precision if one of these is: most of its matrix products and convolutions, most of its nodes that
+compute floating-point numbers, or all its outputs. A node with a half-precision weight counts as half too. Fewer half
+nodes mean a layer that lost precision, and the file is judged by the wider type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...storage.proto_traversal import iter_bodies
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _HALVES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
-# Coarser than either half type; a file that quantizes is judged by its steps instead.
+# Coarser than either half type. A file that quantizes to these is judged by its quantization steps instead.
 _EIGHT_BITS = {
     TensorProto.FLOAT8E4M3FN,
     TensorProto.FLOAT8E4M3FNUZ,
@@ -39,10 +39,13 @@ _STORAGE = frozenset({"Cast", "CastLike", "Identity", "Transpose", "Reshape", "C
 
 @dataclass(frozen=True)
 class ComputePrecision:
-    """``precision``: "fp16" or "bf16" where a file is judged as in half, else "".
+    """Precision of a file.
 
-    ``halves``: the half types that it holds anywhere; ``coarser``: tensors of a type that is coarser than the one by
-    which the file is judged, in the graph's order; ``lowered``: what nodes of a wider file compute in half precision.
+    Attributes:
+        precision: "fp16" or "bf16" if the file is judged as half precision, otherwise "".
+        halves: half types that occur anywhere in the file.
+        coarser: tensors with a type coarser than the file's precision, in the graph's order.
+        lowered: outputs in half precision of a file that is judged as wider.
     """
 
     precision: str = ""
@@ -52,10 +55,13 @@ class ComputePrecision:
 
 
 def find_compute_precision(proto: onnx.ModelProto) -> ComputePrecision:
-    """Find out what ``proto`` computes in; its large weights need not be loaded.
+    """Find the precision in which ``proto`` computes; its large weights need not be loaded.
+
+    Returns:
+        the precision, and the tensors that deviate from it.
 
     Raises:
-        GraphError: its functions can't be written out.
+        GraphError: a function of the file can't be inlined.
     """
     proto = _inline_foreign_functions(proto)
     types = {name: kind for name, (kind, _) in infer_types(proto).items() if kind is not None}
@@ -91,7 +97,7 @@ def _inline_foreign_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
-    """The types that bodies state."""
+    """Yield the elem_types that bodies declare, and those that Casts convert to."""
     for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto) and body is not proto.graph:
             yield from (t.data_type for t in body.initializer)
@@ -102,7 +108,7 @@ def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
 
 
 def _stored_half_types(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
-    """Tensor -> the half type in which its weight is stored, of what is only unpacked from weights."""
+    """Return tensor -> half type of its stored weight, for weights and tensors that only reshape or cast one."""
     stored = {t.name: t.data_type for t in graph.initializer if t.data_type in _HALVES}
     for node in graph.node:
         if node.op_type in _STORAGE and node.input and node.input[0] in stored:
@@ -111,7 +117,7 @@ def _stored_half_types(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict
 
 
 def _node_elem_type(node: onnx.NodeProto, types: Mapping[str, int], stored: Mapping[str, int]) -> int | None:
-    """The coarsest floating type of a node; None of a node that computes no floating numbers."""
+    """Return the coarsest floating type of a node; None if it computes no floating-point numbers."""
     found = {types.get(name) for name in (*node.input, *node.output)} | {stored.get(name) for name in node.input}
     for kind in (TensorProto.BFLOAT16, TensorProto.FLOAT16, *_FLOATS):
         if kind in found:
@@ -120,7 +126,7 @@ def _node_elem_type(node: onnx.NodeProto, types: Mapping[str, int], stored: Mapp
 
 
 def _majority_half_type(kinds: list[int]) -> str:
-    """The half type of more than half of ``kinds``, the more frequent one; "" where they are fewer."""
+    """Return the more frequent half type if more than half of ``kinds`` are half types, otherwise ""."""
     counts = {name: kinds.count(kind) for kind, name in _HALVES.items()}
     if 2 * sum(counts.values()) <= len(kinds):
         return ""
@@ -128,20 +134,20 @@ def _majority_half_type(kinds: list[int]) -> str:
 
 
 def _common_half_type(kinds: list[int]) -> str:
-    """The half type of all ``kinds``, "" where there is none or one is wider."""
+    """Return the more frequent half type if all ``kinds`` are half types, otherwise ""."""
     if kinds and all(k in _HALVES for k in kinds):
         return _majority_half_type(kinds)
     return ""
 
 
 def _find_coarser_tensors(graph: onnx.GraphProto, types: Mapping[str, int], precision: str) -> Iterable[str]:
-    """The tensors of a type that the precision does not answer for."""
+    """Yield the tensors whose type is coarser than the precision."""
     if precision != "bf16":
         coarse = {*_EIGHT_BITS, TensorProto.BFLOAT16}
     else:
         coarse = _EIGHT_BITS
     if not precision:
-        # By float32's roundings any other type is seen in the numbers.
+        # Against float32's rounding errors, any coarser type shows in the outputs.
         return
     names = [*(t.name for t in graph.initializer), *(name for node in graph.node for name in node.output)]
     for name in names:

@@ -1,7 +1,7 @@
-"""Computes what a model makes of its parameters alone, as exporters do when they fold constants.
+"""Compute results of a model that depend on parameters alone, as exporters do when they fold constants.
 
-A discretized state matrix, exp(-exp(A_log) · step), is no simple function of one parameter. The model's own trace says
-how it is made, so nothing has to be guessed.
+A discretized state matrix, exp(-exp(A_log) · step), is not a simple function of one parameter. The model's trace shows
+how it is computed, so no formula has to be guessed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ...model import LoadedModel
 from ...runtimes.torch_runners import lifted_values
 from ...types import Array
 
-# elements of a result
+# Largest result, in elements.
 _LARGEST = 2**22
-# units of roundoff in the model's type: of a chain of some operations, exponentials among them
+# Allowed error in units of roundoff of the model's type, for a chain of operations that includes exponentials.
 _ROUNDINGS = 64
 
 
 def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
     """Run the nodes of the trace that depend on parameters, buffers and constants alone.
 
-    Returns:
-        Name of a node -> its floating result in the model's type. Results above `_LARGEST` elements are left out.
+    Yields:
+        (node name, floating-point result in the model's dtype). Results above `_LARGEST` elements are left out.
     """
     known: dict[torch.fx.Node, Any] = {}
     given = lifted_values(model.program)
@@ -46,7 +46,7 @@ def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
             with torch.no_grad():
                 result = node.target(*args, **kwargs)
         except Exception:
-            # of any operator: what can't be computed here explains no weight
+            # Any operator can raise any exception. A result that can't be computed here explains no weight.
             continue
         if sum(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor)) > _LARGEST:
             continue
@@ -56,10 +56,13 @@ def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
 
 
 def is_rounding_of(array: Array, computed: Array) -> bool:
-    """Return whether ``array`` of a file is ``computed``, by another order of operations and rounded to its own type.
+    """Check whether ``array`` of a file is ``computed`` up to rounding and the order of operations.
 
     Args:
-        computed: of the same number of elements, in the order of ``array``.
+        computed: array with the same number of elements, in the order of ``array``.
+
+    Returns:
+        True if each element is within `_ROUNDINGS` roundoffs of ``computed``'s type plus one of the file's own type.
     """
     own, theirs = (ml_dtypes.finfo(a.dtype) for a in (array, computed))
     exact = computed.reshape(-1).astype(np.float64)

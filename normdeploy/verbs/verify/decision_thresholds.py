@@ -1,4 +1,4 @@
-"""Inputs that equal the numbers at which a model decides: there alone x > 0.5 and x >= 0.5 differ."""
+"""Make inputs that equal the numbers at which a model decides: only there do x > 0.5 and x >= 0.5 differ."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ...types import Array
 from .edge_cases import CaseMaker
 from .reference_models import FileModel, Original, pair_tensor_inputs
 
-# elements of a constant that is read as thresholds
+# Largest constant that is read as thresholds, in elements.
 _FEW = 64
-# of thresholds of one input, each in two cases
+# Groups of thresholds for one input; each group makes two cases.
 _GROUPS = 4
 _MOVES = split_op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
@@ -34,18 +34,22 @@ _MOVES = split_op_names("""
     clamp_max max min amax amin unfold to _to_copy type_as getitem
     """)
 _COMPARISONS = split_op_names("eq ne lt le gt ge")
-# places of the values and of the edges
+# Argument positions of the values and of the edges.
 _BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}
 _REMAINDERS = split_op_names("remainder fmod frac")
-# of a grid, and its steps to either side of 0
+# Step of the grid, and its number of steps on either side of 0.
 _STEP, _REACH = 0.125, 24
-# cases, to reach every point with small inputs
+# Cases that small inputs need to cover every point.
 _GRIDS = 4
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def find_model_thresholds(model: Original) -> dict[str, tuple[float, ...]]:
-    """Return by floating input the numbers at which a model decides by an element of it, bit for bit."""
+    """Find the numbers at which a model decides by an unchanged element of a floating-point input.
+
+    Returns:
+        input name -> thresholds.
+    """
     if isinstance(model, FileModel):
         return comparison_thresholds(inline_functions(model.proto))
     return _find_program_decisions(model)
@@ -58,9 +62,15 @@ def threshold_cases(
     thresholds: Mapping[str, Sequence[float]],
     types: Sequence[str],
 ) -> Iterator[InputCase]:
-    """Random inputs in which half of the elements equal a threshold, and the same with the other half.
+    """Make random inputs with half of the elements at a threshold, and the same with the other half.
 
-    ``types``: the half types of files; a threshold that one of them has to round is left out.
+    Args:
+        opt: usual sizes by name.
+        thresholds: input name -> thresholds.
+        types: half types of the files; thresholds that one of them would round are left out.
+
+    Yields:
+        two cases for each group of thresholds.
     """
     specs = {spec.name: spec for spec in model.inputs if is_floating_input(spec)}
     for name, wanted in thresholds.items():
@@ -80,7 +90,7 @@ def _set_to_thresholds(
     x = feeds[name]
     flat = x.reshape(-1).copy()
     order = rng.permutation(flat.size)
-    # A single element is in both cases.
+    # A single element is at the threshold in both cases.
     if flat.size > 1:
         places = order[half::2]
     else:
@@ -90,10 +100,16 @@ def _set_to_thresholds(
 
 
 def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
-    """Random multiples of an eighth in every floating input without a stated range.
+    """Make inputs of random multiples of an eighth, for every floating-point input without a given range.
 
-    Sums and products by powers of two are exact on them, so a Round or a comparison behind such a one meets its ties:
-    of 4x + 0.5 the floor is not what 4x is rounded to.
+    Sums and products with powers of two are exact on them, so a Round or a comparison after such ops meets its ties.
+    For example, the floor of 4x + 0.5 differs from 4x rounded to even only at ties.
+
+    Args:
+        opt: usual sizes by name.
+
+    Yields:
+        as many cases as small inputs need to cover the grid, at most `_GRIDS`.
     """
     free = [spec for spec in model.inputs if is_floating_input(spec) and spec.range is None]
     if not free:
@@ -109,7 +125,7 @@ def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iter
 def _set_to_points(
     feeds: dict[str, Array], rng: np.random.Generator, names: Sequence[str], points: Array, number: int
 ) -> None:
-    """Lay out the points in random order; small inputs take the next ones in the next case."""
+    """Fill inputs with the points in random order; small inputs take the next points in the next case."""
     for name in names:
         x = feeds[name]
         order = np.concatenate([rng.permutation(points) for _ in range(-(-x.size * (number + 1) // points.size))])
@@ -118,7 +134,13 @@ def _set_to_points(
 
 
 def has_decisions(model: Original) -> bool:
-    """Return whether a model compares floating numbers or takes them to whole ones, wherever they come from."""
+    """Check whether a model compares floating-point numbers or rounds them to integers.
+
+    The numbers need not be inputs.
+
+    Returns:
+        True if it has such an operator.
+    """
     if isinstance(model, FileModel):
         return compares_values(inline_functions(model.proto))
     return any(_is_decision(node) for node in model.program.graph.nodes)
@@ -138,7 +160,7 @@ def _is_decision(node: torch.fx.Node) -> bool:
 
 
 def _op_name(node: torch.fx.Node) -> str | None:
-    """Return "add" for aten::add, None for anything but a torch operator."""
+    """Return "add" for aten::add; None for anything but a torch operator."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
@@ -146,18 +168,18 @@ def _op_name(node: torch.fx.Node) -> str | None:
 
 
 def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
-    """Whether an input may take a threshold as it is."""
+    """Return whether an input and the files' types represent a threshold exactly, within the input's range."""
     kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (spec.dtype, *types)]
     with np.errstate(all="ignore"):
         exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)
     return exact and (spec.range is None or spec.range[0] <= value <= spec.range[1])
 
 
-# ------------------------------------------------------------------ of a PyTorch model
+# ------------------------------------------------------------------ PyTorch models
 
 
 def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
-    """Walk the nodes of a program; the graphs of its control flow are not looked into."""
+    """Return input name -> thresholds of a program, without the graphs of its control flow."""
     origins: dict[torch.fx.Node, frozenset[str]] = {}
     constants: dict[torch.fx.Node, torch.Tensor] = {}
     lifted = lifted_values(model.program)
@@ -177,7 +199,7 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
         op = _op_name(node) or "getitem"
         for operand, values in _iter_decisions(node, op, constants):
             for origin in origins.get(operand, ()):
-                # The input may have been negated on the way.
+                # The input may have been negated before the comparison.
                 found.setdefault(origin, {}).update(dict.fromkeys(v for c in values for v in (c, -c)))
         if op not in _MOVES or _is_narrowing(node):
             continue
@@ -192,7 +214,7 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
 def _iter_decisions(
     node: torch.fx.Node, op: str, constants: Mapping[torch.fx.Node, torch.Tensor]
 ) -> Iterator[tuple[Any, Sequence[float]]]:
-    """Pairs of an operand of a node and the finite numbers at which the node decides by it."""
+    """Yield pairs of a node's operand and the finite numbers at which the node decides by it."""
     args = node.args
 
     def operand_numbers(operand: Any) -> list[float]:
@@ -217,7 +239,7 @@ def _iter_decisions(
 
 
 def _is_narrowing(node: torch.fx.Node) -> bool:
-    """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
+    """Return whether a node converts a floating-point tensor to a type with fewer digits, or to integers."""
     if node.all_input_nodes:
         before = traced_dtype(node.all_input_nodes[0])
     else:

@@ -1,8 +1,7 @@
-"""Derives tensors that exporters and optimizers compute from a model's parameters.
+"""Derive tensors that exporters and optimizers compute from a model's parameters.
 
-``weight_audit`` asks here before it calls a weight altered.
-
-Each derivation gives values in float64 and the sum of the magnitudes in them, of which their rounding is relative.
+``weight_audit`` tries these derivations before it reports a weight as altered. Each derivation gives values in float64
+and the sum of the magnitudes of their terms, which rounding errors are relative to.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from ...dtypes import UNIT_ROUNDOFF
 from ...types import Array, Arrays
 from .parameter_orders import iter_arrangements, squeeze_shape
 
-# Units of roundoff: a product or two, and the roundings of their factors.
+# Allowed units of roundoff: one or two products, and the roundings of their factors.
 ROUNDINGS = 8
-# the finer one of the halves
+# Roundoff of the finer half type.
 _HALF_UNIT = UNIT_ROUNDOFF["float16"]
 _NEARLY_ALL = 0.75
-# Elements of a tensor up to which pairs of tensors are tried.
+# Largest tensor that derivations are tried for, in elements.
 _MOST_ELEMENTS = 1 << 22
 _MOST_PAIRS = 4096
-# Elements that are looked at first.
+# Number of elements that are compared first.
 _FEW = 64
-# onnxruntime's converter to half clips what is larger.
+# onnxruntime's converter to half precision clips larger values.
 _CLIPS = (1e4, 65504.0)
 
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -62,7 +61,13 @@ PAIRS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FloatSpacing:
-    """The spacing of a floating type: relative for normal numbers, absolute below them."""
+    """Spacing of a floating type: relative for normal numbers, absolute for subnormal ones.
+
+    Attributes:
+        unit: unit roundoff.
+        step: half the smallest subnormal number.
+        largest: largest finite number.
+    """
 
     unit: float
     step: float
@@ -70,39 +75,59 @@ class FloatSpacing:
 
     @classmethod
     def of_dtype(cls, dtype: Any) -> FloatSpacing:
-        """Read the spacing of ``dtype``."""
+        """Read the spacing of ``dtype``.
+
+        Returns:
+            its spacing.
+        """
         info = ml_dtypes.finfo(dtype)
         return cls(unit=float(info.eps) / 2, step=float(info.smallest_subnormal) / 2, largest=float(info.max))
 
     def sum_tolerance(self, size: Array) -> Array:
-        """Bound what rounding does to a sum of terms whose magnitudes add up to ``size``."""
+        """Bound the rounding error of a sum.
+
+        Args:
+            size: sum of the magnitudes of its terms.
+
+        Returns:
+            the bound for each element.
+        """
         return ROUNDINGS * (self.unit * np.abs(size) + self.step)
 
 
 def mark_differences(
     array: Array, expected: Array, size: Array, form: FloatSpacing, roundings: int | None = None
 ) -> Array:
-    """Mark the elements of ``array`` that are not ``expected`` cast to its type.
+    """Mark the elements of ``array`` that differ from ``expected`` cast to its type.
 
-    ``roundings``: how many each element may be off by, None for as many as a derivation makes. Numbers beyond the
-    type's range may be infinite or clipped.
+    Numbers beyond the type's range may be infinite or clipped.
+
+    Args:
+        array: numbers of a file, as float64.
+        expected: float64 values.
+        size: sums of the magnitudes of their terms.
+        form: number format of the file's array.
+        roundings: allowed roundings of each element; None for as many as a derivation makes.
+
+    Returns:
+        boolean mask, True for different elements.
     """
     with np.errstate(all="ignore"):
         error = np.abs(array - expected)
         allowed = form.sum_tolerance(size)
-        # Where nearly all elements of a half tensor are rounded once, the others are not rounded so often: eight units
-        # of bfloat16 are 3 %.
+        # If nearly all elements of a half-precision tensor are rounded once, the others hardly have eight roundings:
+        # eight units of bfloat16 are 3 %.
         if roundings is not None:
             allowed = allowed / ROUNDINGS * roundings
         elif form.unit >= _HALF_UNIT and (error <= allowed / ROUNDINGS).mean() >= _NEARLY_ALL:
             allowed = allowed / 2
         away = error > allowed
-        # Of a logarithm of zero the bound is infinite, and holds for every number.
+        # For a logarithm of zero the bound is infinite and would accept every number.
         away |= ~np.isfinite(array - expected) | ~np.isfinite(size)
         same = (array == expected) | (np.isnan(array) & np.isnan(expected))
         clipped = np.zeros(array.shape, bool)
         limits = (*_CLIPS, form.largest)
-        # A clipped number is as large as a limit up to rounding. Most weights have none, and the search is slow.
+        # A clipped number equals a limit up to rounding. Most weights have none, and the search is slow.
         may_be_clipped = bool((np.abs(array) >= min(limits) / 2).any())
         for limit in limits if may_be_clipped else ():
             stated = np.isclose(np.abs(array), limit, rtol=2 * form.unit, atol=0)
@@ -114,9 +139,16 @@ def mark_differences(
 def find_derivation(
     array: Array, stored: Arrays, form: FloatSpacing, require_time: Callable[[], None] = lambda: None
 ) -> str | None:
-    """Name the derivation that gives ``array``, float64, from tensors of the model; None if none does.
+    """Find the derivation that computes ``array`` from tensors of the model.
 
-    ``require_time`` is called before each tensor, and may raise.
+    Args:
+        array: float64 values.
+        stored: the model's tensors by name.
+        form: number format of the file's array.
+        require_time: called before each tensor; it may raise.
+
+    Returns:
+        description of the derivation, or None.
     """
     if array.size > _MOST_ELEMENTS:
         return None
@@ -125,7 +157,7 @@ def find_derivation(
     few = _ElementSample.sample_elements(array)
     for made in _iter_elementwise(same, array, form):
         require_time()
-        # Most derivations are ruled out by some elements; a model may have thousands of pairs of tensors.
+        # A few elements rule out most derivations; a model may have thousands of pairs of tensors.
         if (
             few.may_equal(made, form)
             and not _has_differences(array, made(...), form)
@@ -143,15 +175,19 @@ def find_derivation(
 
 
 def _is_one_of(values: Array, tensors: Arrays) -> bool:
-    """Return whether a derivation leaves a tensor as it is, as a relu of positive numbers does: it explains nothing."""
+    """Return whether ``values`` equal a tensor of the model.
+
+    A derivation without effect, such as relu of positive numbers, explains nothing.
+    """
     return any(np.array_equal(values.reshape(-1), tensor.reshape(-1)) for tensor in tensors.values())
 
 
 @dataclass(frozen=True)
 class _Derivation:
-    """A derivation that gives each element from those in its place.
+    """Derivation that computes each element from elements at the same place.
 
-    ``values``: of some places (an index), and the magnitudes in them, of which rounding is relative.
+    Attributes:
+        values: computes values and the magnitudes of their terms at some places (an index).
     """
 
     name: str
@@ -164,18 +200,27 @@ class _Derivation:
 
 @dataclass(frozen=True)
 class _ElementSample:
-    """Some elements of a tensor, evenly spread, and their places."""
+    """Evenly spread elements of a tensor, with their places."""
 
     places: tuple[Array, ...]
     values: Array
 
     @classmethod
     def sample_elements(cls, array: Array) -> _ElementSample:
+        """Select up to `_FEW` elements.
+
+        Returns:
+            the elements and their places.
+        """
         places = np.unravel_index(np.linspace(0, array.size - 1, min(array.size, _FEW)).astype(int), array.shape)
         return cls(places, array[places])
 
     def may_equal(self, made: _Derivation, form: FloatSpacing) -> bool:
-        """Return whether a derivation gives these elements."""
+        """Check whether a derivation gives these elements.
+
+        Returns:
+            True if all of them agree up to rounding.
+        """
         return not _has_differences(self.values, made(self.places), form)
 
 
@@ -188,7 +233,7 @@ def _apply_function(
 ) -> tuple[Array, Array]:
     x = p[places]
     value = function(x)
-    # The argument is rounded to the type too, which moves a steep function by more than a unit.
+    # Rounding the argument to the type moves a steep function by more than one unit.
     moved = np.abs(function(x * (1 + form.unit)) - function(x * (1 - form.unit))) / form.unit
     return value, np.abs(value) + moved
 
@@ -203,7 +248,7 @@ def _combine_tensors(
 
 
 def _iter_elementwise(same: Arrays, array: Array, form: FloatSpacing) -> Iterator[_Derivation]:
-    """Derive tensors element by element from those of as many elements as ``array``, in the order of its dims."""
+    """Yield elementwise derivations from tensors with as many elements as ``array``, in the order of its dims."""
     for name, p in same.items():
         for arranged in iter_arrangements(p, array):
             for label, function in FUNCTIONS.items():
@@ -220,7 +265,7 @@ def _iter_elementwise(same: Arrays, array: Array, form: FloatSpacing) -> Iterato
 
 
 def _iter_adapter_merges(array: Array, same: Arrays, stored: Arrays) -> Iterator[tuple[str, Array, Array]]:
-    """Merge adapters of low rank into a matrix: W + s * B @ A, s fitted."""
+    """Yield merges of low-rank adapters into a matrix, W + s * B @ A with a fitted s: (name, values, magnitudes)."""
     matrices = {n: p for n, p in stored.items() if p.ndim == 2}
     for name, p in same.items():
         if p.ndim != 2:

@@ -1,4 +1,4 @@
-"""Drift in short: where the error grows from the first tensor that a file and the model share to the last."""
+"""Summarize drift: find the largest rise of the error along the tensors that a file and the model share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the large
 
 
 def outline_drift(points: Sequence[DriftPoint]) -> list[tuple[str, ...]]:
-    """One row for each file and runtime under ("file", *DRIFT): where the relative error rises most above all before
-    it."""
+    """Summarize drift in one row for each file and runtime, with the columns ("file", *DRIFT).
+
+    Returns:
+        rows that name the tensor at which the relative error rises most above its earlier maximum.
+    """
     runs: dict[tuple[str, str], list[DriftPoint]] = {}
     for point in points:
         runs.setdefault((point.file, point.runtime), []).append(point)

@@ -1,8 +1,6 @@
-"""What ``verify`` runs besides the usual cases: extreme values, numbers that are not finite, every row of small tables,
-more sizes.
+"""Make the unusual input cases of ``verify``: extreme and non-finite values, all rows of small tables, more sizes.
 
-What an input is declared to take is kept to: an integer stays in its range, and so does a floating input for which one
-is stated.
+Declared ranges are respected: an integer stays in its range, and so does a floating-point input with a given range.
 """
 
 from __future__ import annotations
@@ -29,30 +27,35 @@ from ...model import Dim, InputSpec, ModelSignature
 from ...types import Array, Arrays
 from .reference_models import Original, count_flops
 
-# times a usual value
+# Factor of an outlier.
 _OUTLIER = 1e3
-# floating inputs into which a NaN or Inf is placed, each by itself
+# Number of floating-point inputs that get a NaN or Inf, one at a time.
 _PLACED = 3
-# to reach every row of a table
+# Most cases to reach every row of a table.
 _ROW_CASES = 8
-# sizes up to here are run one by one, above it those around powers of two
+# Sizes up to this one are all run; above it, only those around powers of two.
 _EVERY = 16
-# the largest magnitude of an integer of which nothing is known
+# Largest magnitude of an integer with an unknown range.
 _SMALL = 100
-# bits
+# Bits of a byte.
 _BYTE = 8
-# of the elements of an integer input, where one is tried that a file names
+# Share of an integer input's elements that keep their values when a number from the file is tried.
 _KEPT = 0.5
-# floating-point operations of one run of a quantized file: some two seconds in float64
+# Floating-point operations of one run of a quantized file: about two seconds in float64.
 _QUANTIZED_WORK = 1e10
-# floating-point operations of one run, spent on more sizes; each is run about seven times
+# Floating-point operations to spend on more sizes, counting one run each; each size is run about seven times.
 _WORK = 2e9
 
 
 @dataclass(frozen=True)
 class InputPlan:
-    """``left_out``: sizes that cost too much, each with the reason; ``most``: the input elements up to which sizes are
-    run; ``too_large``: sizes whose inner tensors cost too much."""
+    """Input cases of a comparison.
+
+    Attributes:
+        left_out: sizes that cost too much, each with the reason.
+        most: limit on the input elements of a case.
+        too_large: sizes whose inner tensors cost too much.
+    """
 
     cases: tuple[InputCase, ...]
     left_out: tuple[str, ...] = ()
@@ -62,10 +65,12 @@ class InputPlan:
 
 @dataclass(frozen=True)
 class IntegerHints:
-    """What is known of integer inputs whose range nobody states, beside 0 and 1.
+    """Hints on values of integer inputs with unknown range, besides 0 and 1.
 
-    ``named``: by input, the integers that a file compares it with. ``examples``: the example call of the model, of all
-    its inputs; {} where there is none. ``free``: the inputs that no file takes for a size or for rows of a table.
+    Attributes:
+        named: input -> integers that a file compares it with.
+        examples: the model's example call, by input; {} without.
+        free: inputs that no file uses as a size or as rows of a table.
     """
 
     named: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -81,14 +86,17 @@ def make_edge_cases(
     work: float = 0.0,
     integers: IntegerHints | None = None,
 ) -> InputPlan:
-    """Every generated case of ``verify``.
+    """Make every generated case of ``verify``.
 
     Args:
-        seeds: random inputs at the opt sizes.
-        most: input elements of the largest case, None: 8 times those at the opt sizes.
-        work: floating-point operations of one run at the opt sizes, as far as known; what decides how many more sizes
-        are run.
-        integers: what is tried of integer inputs beside the random ones.
+        seeds: number of random inputs at the opt sizes.
+        most: limit on the input elements of a case; None: 8 times those at the opt sizes.
+        work: floating-point operations of one run at the opt sizes, as far as known; they decide how many more sizes
+            are run.
+        integers: values to try for integer inputs besides the random ones.
+
+    Returns:
+        the cases, and the sizes left out.
     """
     cases, left_out = generate_cases(model, seeds, most)
     opt = model.usual_sizes
@@ -117,7 +125,7 @@ def make_edge_cases(
 
 
 def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
-    """Random inputs of the values and sizes that the file under test claims, beside those that the model takes."""
+    """Yield random inputs with the values and sizes that the tested file claims, in addition to the model's own."""
     if not model.claimed:
         return
     claim = ModelSignature(inputs=model.claimed, outputs=model.outputs, kind=model.kind)
@@ -128,15 +136,21 @@ def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
 
 
 def has_unknown_range(spec: InputSpec) -> bool:
-    """Return whether nothing is known of the values of an integer input: 0 and 1 are drawn then."""
+    """Check whether the values of an integer input are unknown, so that 0 and 1 are drawn.
+
+    Returns:
+        True for an integer input without a range or with the default (0, 2), unless it is a mask.
+    """
     return spec.dtype.startswith(("int", "uint")) and spec.range in (None, (0, 2)) and not spec.mask
 
 
 def _compared_integer_cases(
     model: ModelSignature, opt: Mapping[str, int], seed: int, named: Mapping[str, Sequence[int]]
 ) -> Iterator[InputCase]:
-    """Each integer that a file compares an input with, and the next one: a branch that no other input takes may hang
-    on it."""
+    """Yield cases for each integer that a file compares an input with, and for the next one.
+
+    A branch that no other input takes may depend on it.
+    """
     specs = {spec.name: spec for spec in model.inputs}
     maker = CaseMaker(model, opt, seed)
     for name, values in named.items():
@@ -164,9 +178,11 @@ def _set_half_to(feeds: dict[str, Array], rng: np.random.Generator, name: str, v
 def _small_integer_cases(
     model: ModelSignature, opt: Mapping[str, int], seeds: int, free: Collection[str]
 ) -> Iterator[InputCase]:
-    """Random inputs in which the free integers are small numbers of both signs: a division or a comparison does with
-    them what it does not do with 0 and 1. Those of 8 bits take all values of their type, as the pixels of an image
-    do. A wider one that is no flag may take a half model beyond its range."""
+    """Yield random inputs whose free integers are small numbers of both signs.
+
+    A division or a comparison treats them differently from 0 and 1. 8-bit integers take all values of their type, like
+    the pixels of an image. Wider ones count as extreme, because they may exceed the range of a half-precision model.
+    """
     whole = all(
         np.iinfo(spec.dtype).bits == _BYTE for spec in model.inputs if spec.name in free and has_unknown_range(spec)
     )
@@ -196,8 +212,7 @@ def _widen_range(spec: InputSpec) -> InputSpec:
 
 
 def _example_size_cases(model: ModelSignature, seeds: int, examples: Arrays) -> Iterator[InputCase]:
-    """Random inputs at the sizes of the example call, in which each open integer is one up to its largest there, and
-    the example itself."""
+    """Yield the example call, then random inputs at its sizes with open integers from 1 to their largest there."""
     tops = {
         spec.name: int(examples[spec.name].max(initial=0))
         for spec in model.inputs
@@ -229,10 +244,14 @@ def make_affordable_cases(
     quantized: bool = False,
     integers: IntegerHints | None = None,
 ) -> InputPlan:
-    """``make_edge_cases``, more sizes being run the cheaper the model is.
+    """Make cases as `make_edge_cases` does, with more sizes the cheaper the model is.
 
-    ``quantized``: all files are, and run a dozen times in float64 on each input: not above the opt sizes where one run
-    costs more than `_QUANTIZED_WORK`, unless ``most`` says so.
+    Args:
+        quantized: True if all files are quantized, and so run a dozen times in float64 on each input. Sizes above the
+            opt sizes are left out if one run costs more than `_QUANTIZED_WORK`, unless ``most`` is given.
+
+    Returns:
+        the cases, and the sizes left out.
     """
     work = count_flops(model)
     if quantized and most is None and work:
@@ -242,20 +261,29 @@ def make_affordable_cases(
     return make_edge_cases(model, seeds, most=most, work=work, integers=integers)
 
 
-# What changes random inputs in place.
+# Function that changes random inputs in place.
 Change = Callable[[dict[str, Array], np.random.Generator], None]
 
 
 @dataclass(frozen=True)
 class CaseMaker:
-    """Makes cases of random inputs at given sizes of the dims."""
+    """Make cases of random inputs at given sizes of the dims."""
 
     model: ModelSignature
     sizes: Mapping[str, int]
     seed: int
 
     def changed_case(self, name: str, kind: str, change: Change, *, promised: bool = True) -> InputCase:
-        """Return the case in which random inputs are changed, its sizes in its name."""
+        """Make a case with changed random inputs.
+
+        Args:
+            name: name of the case; its sizes are appended.
+            change: changes the inputs in place.
+            promised: the model must run on the case.
+
+        Returns:
+            the case, which draws its inputs when they are needed.
+        """
 
         def make_feeds() -> dict[str, Array]:
             feeds = self.model.samples(self.seed, self.sizes)
@@ -280,7 +308,10 @@ Edit = Callable[[Array, np.random.Generator], Array]
 
 
 def _extreme_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
-    """All negative, all positive, constant, times 100, one outlier: in every floating input without a stated range."""
+    """Yield cases with extreme values in every floating-point input without a given range.
+
+    The values are all negative, all positive, constant, times 100, or have one outlier.
+    """
     free = {spec.name for spec in model.inputs if _is_unbounded_float(spec)}
     edits: dict[str, Edit] = {
         "all negative": lambda v, rng: -np.abs(v),
@@ -294,7 +325,7 @@ def _extreme_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> 
 
 
 def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
-    """A NaN, an Inf and a −Inf in one element of one input."""
+    """Yield cases with a NaN, an Inf or a −Inf in one element of one input."""
     for name in [spec.name for spec in model.inputs if _is_unbounded_float(spec)][:_PLACED]:
         for value, kind in ((np.nan, NAN), (np.inf, INFINITE), (-np.inf, INFINITE)):
             change = partial(_edit_inputs, names={name}, edit=partial(_insert_in_first_row, value=value))
@@ -302,7 +333,7 @@ def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) 
 
 
 def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) -> Array:
-    """``value`` in an element of the first row: the others show whether it spreads."""
+    """Return a copy with ``value`` in one element of the first row; the other rows show whether it spreads."""
     changed = values.copy()
     if changed.size:
         first = changed.reshape(len(changed) if changed.ndim else 1, -1)[0]
@@ -311,7 +342,7 @@ def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) 
 
 
 def _edit_inputs(feeds: dict[str, Array], rng: np.random.Generator, names: Collection[str], edit: Edit) -> None:
-    # in half precision times 100 may leave the range
+    # In half precision, values times 100 may leave the range.
     with np.errstate(all="ignore"):
         for name in [name for name in feeds if name in names]:
             feeds[name] = edit(feeds[name].astype(np.float64), rng).astype(feeds[name].dtype)
@@ -321,8 +352,10 @@ def _edit_inputs(feeds: dict[str, Array], rng: np.random.Generator, names: Colle
 
 
 def _table_row_cases(model: ModelSignature, seed: int, most: int | None) -> Iterator[InputCase]:
-    """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are
-    random already."""
+    """Yield cases that cover every value of an integer input, if a few inputs of an affordable size can hold them all.
+
+    Flags are left out, because random draws cover both values.
+    """
     plans = [model.usual_sizes, *find_largest_sizes(model, most).kept]
     for spec in model.inputs:
         if spec.range is None or not _is_index_input(spec):
@@ -345,7 +378,7 @@ def _set_rows(feeds: dict[str, Array], rng: np.random.Generator, name: str, low:
 
 
 def _is_index_input(spec: InputSpec) -> bool:
-    """Not a flag, of which both values are in every random draw."""
+    """Return whether the input is an integer with more than two values; random draws cover both values of a flag."""
     return spec.dtype.startswith(("int", "uint")) and spec.range is not None and spec.range[1] - spec.range[0] > 2
 
 
@@ -353,8 +386,10 @@ def _is_index_input(spec: InputSpec) -> bool:
 
 
 def _iter_sizes(model: ModelSignature, opt: Mapping[str, int], limit: int) -> Iterator[dict[str, int]]:
-    """All dims at 2, then each dim at more sizes, the others at their opt size or, where that costs too much, at their
-    smallest."""
+    """Yield all dims at 2, then one dim at a time at more sizes.
+
+    The other dims keep their opt size, or their smallest size if the opt size costs too much.
+    """
     dims = model.named_dims
     yield {name: min(max(2, dim.min), dim.max) for name, dim in dims.items()}
     low = {name: dim.min for name, dim in dims.items()}
@@ -366,7 +401,7 @@ def _iter_sizes(model: ModelSignature, opt: Mapping[str, int], limit: int) -> It
 
 
 def _sizes_of_dim(dim: Dim) -> list[int]:
-    """1, 2 and all others up to 16, and around each power of two above; the largest first."""
+    """Return the maximum, all sizes up to 17, and sizes around each power of two above, within the dim's range."""
     powers = [2**k + d for k in range(5, 31) for d in (1, 0, -1)]
     wanted = [dim.max, *range(1, _EVERY + 1), _EVERY + 1, *powers]
     return list(dict.fromkeys(size for size in wanted if dim.min <= size <= dim.max))

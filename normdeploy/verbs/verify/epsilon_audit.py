@@ -1,7 +1,7 @@
-"""Epsilons of a file that the model has nowhere: outputs may not show them.
+"""Find epsilons of a file that the model does not contain; outputs may not show the difference.
 
-Behind an embedding or a bias the input of a norm can't be made small. There another epsilon moves the output by less
-than roundings do, so it is looked up, as weights are.
+The input of a norm after an embedding or a bias can't be made small. A different epsilon then moves the output by less
+than rounding does. So epsilons are looked up in the model, as weights are.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ from .reference_models import FileModel, Original
 from .runtime_candidates import HALF_TYPES, ComparedFile
 from .wording import list_some
 
-# no epsilon is larger
+# Larger numbers are not epsilons.
 _LARGEST = 0.1
-# relative: a file holds epsilons in float32
+# Relative tolerance, because a file stores epsilons in float32.
 _SAME = 1e-6
-# of ONNX's normalizations
+# Default epsilon of ONNX's normalizations.
 _DEFAULT = 1e-5
 _ROOTS = frozenset({"Sqrt", "Pow"})
 _NAMED = 3
 
 
 def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> list[str]:
-    """Name the epsilons of normalizations that stand in a file and not in the model."""
+    """Find the norms' epsilons that a file has and the model does not.
+
+    Only powers of ten are reported, because a folded scale turns an epsilon into another number.
+
+    Returns:
+        one note for each file with such epsilons.
+    """
     known = sorted(_model_numbers(model))
     notes = []
     for subject in (s for s in subjects if not s.runtime):
@@ -51,7 +57,7 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
 
 
 def _is_round(value: float) -> bool:
-    """Whether a number is a power of ten, as people write epsilons; one that a scale was folded into is seldom."""
+    """Return whether a number is a power of ten, as written epsilons are; an epsilon with a folded scale seldom is."""
     return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
 
 
@@ -62,7 +68,7 @@ def _is_among(value: float, known: Sequence[float]) -> bool:
 
 
 def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
-    """Pairs of a node and its epsilon: an attribute of that name, or a number that is added in front of a root."""
+    """Yield (node, epsilon) for each attribute of that name and each small number added before a root."""
     proto = inline_functions(proto)
     constants = small_constants(proto.graph, {})
     rooted = {name for node in proto.graph.node if node.op_type in _ROOTS for name in node.input[:1]}
@@ -100,13 +106,13 @@ def _model_numbers(model: Original) -> set[float]:
         arguments += [argument.default_value for schema in schemas for argument in schema.arguments]
         values = [leaf for leaf in arguments if isinstance(leaf, float)]
         values += [v for value in lifted_values(model.program).values() for v in _scalar_values(value)]
-        # Without an epsilon torch takes the type's.
+        # torch's rms_norm without an epsilon uses the dtype's machine epsilon.
         values += [torch.finfo(torch.float32).eps for schema in schemas if "rms_norm" in schema.name]
     return {v for v in values if 0 < v <= _LARGEST}
 
 
 def _scalar_values(value: Any) -> list[float]:
-    """The number of a tensor of one element."""
+    """Return the number in a tensor of one element; otherwise no numbers."""
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         return []
     return distinct_numbers(np.asarray(value.detach().float()))

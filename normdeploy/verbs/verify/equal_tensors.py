@@ -1,4 +1,4 @@
-"""Finds the tensors of the model that a weight of a file is, bit for bit."""
+"""Find the tensors of the model that a file's weight equals bit for bit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from .parameter_orders import iter_arrangements
 
 
 def cast_parameter(parameter: Array, dtype: Any) -> Array:
+    """Cast ``parameter`` to ``dtype``; values out of range become infinite without a warning.
+
+    Returns:
+        the cast array.
+    """
     with np.errstate(over="ignore"):
         return parameter.astype(dtype)
 
@@ -20,7 +25,10 @@ _Key = tuple[int, bytes, int]
 
 
 class EqualTensors:
-    """The model's tensors by what no order of their dims changes, so that many weights take no time of their square."""
+    """Index of the model's tensors by a key that no order of dims changes.
+
+    With the index, looking up many weights does not take quadratic time.
+    """
 
     def __init__(self, stored: Arrays) -> None:
         self._stored = stored
@@ -28,8 +36,12 @@ class EqualTensors:
         self._repeated: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], list[str]] = {}
 
     def matching_names(self, array: Array) -> list[str]:
-        """Return the tensors that ``array`` is bit for bit, in any order of dims; [the first] for a repeated array."""
-        # The types of ml_dtypes give no buffer of their own.
+        """Find the tensors that equal ``array`` bit for bit in some order of their dims.
+
+        Returns:
+            names of the equal tensors; only the first if the same array was looked up before.
+        """
+        # Arrays of ml_dtypes' types do not support the buffer protocol.
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         content = array.dtype, array.shape, hashlib.sha256(raw.data).digest()
         if content in self._repeated:
@@ -53,7 +65,7 @@ class EqualTensors:
 
 
 def _order_free_key(array: Array) -> _Key:
-    """Return the size, the first and last element, and the sum of all bits."""
+    """Return a key that no order of dims changes: size, bytes of the first and last element, sum of all bits."""
     flat = np.ascontiguousarray(array).reshape(-1)
     bits = flat.view(f"u{flat.dtype.itemsize}")
     return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))

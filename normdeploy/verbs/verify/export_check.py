@@ -1,7 +1,7 @@
-"""Runs a file that ``export`` made beside PyTorch, before it is written.
+"""Compare an exported file with PyTorch before it is written.
 
-Whatever the cause of a wrong file, an exporter's operator, a translation of the user's own or one of our rewrites, it
-shows where its outputs differ. Two runs at small sizes take seconds at most; `verify` compares more.
+Different outputs show a wrong file, whether an exporter's operator, the user's translation or a rewrite caused it. Two
+runs at small sizes take a few seconds at most; `verify` compares more.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 
 _MOST_PARAMETERS = 2**28
-# of one run
+# Limit on one run.
 _MOST_SECONDS = 2.0
-# roundings, drawn only where outputs differ; an error must not be a tie that turned over
+# Roundings are drawn only if outputs differ, to exclude a tie that was rounded to the other side.
 _DRAWS = 8
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What PyTorch makes of the model at one choice of sizes."""
+    """PyTorch's outputs at one choice of sizes.
+
+    Attributes:
+        sizes: description of the sizes.
+    """
 
     sizes: str
     feeds: Arrays
@@ -45,9 +49,12 @@ class ReferenceRun:
 
 @dataclass(frozen=True)
 class ExpectedOutputs:
-    """What a file has to give. ``relative``: what rounding explains at once, of a row's largest element.
+    """Outputs that a file must reproduce.
 
-    ``unit``: the unit roundoff of the model's type; ``reason``: why there is nothing to compare with.
+    Attributes:
+        unit: unit roundoff of the model's type.
+        relative: error that rounding always explains, relative to a row's largest element.
+        reason: reason why there is nothing to compare with; None if there is, or if no note is needed.
     """
 
     runs: tuple[ReferenceRun, ...]
@@ -59,7 +66,11 @@ class ExpectedOutputs:
 def run_expected(model: LoadedModel) -> ExpectedOutputs:
     """Run ``model`` in PyTorch at the smallest sizes of its dims and at small odd ones.
 
-    A model that draws numbers has no right value, and one in half precision is for `verify` to judge: without a reason.
+    A model that draws random numbers has no right value, and `verify` judges one in half precision. Both give no runs
+    and no reason.
+
+    Returns:
+        the outputs, or a reason why the model was not run.
     """
     unit = model_unit_roundoff(model)
     if unit > FLOAT32 or random_ops_of_program(model.program):
@@ -76,7 +87,7 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
                 feeds = model.samples(len(runs), sizes)
                 outputs = runner.infer(feeds)
             except Exception as error:
-                # whatever torch or the model raises; a model may not run at odd sizes
+                # torch and the model may raise anything, and a model may not run at odd sizes.
                 reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
                 continue
             runs.append(ReferenceRun(at, feeds, outputs))
@@ -92,16 +103,16 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
 def require_expected_outputs(
     wanted: ExpectedOutputs, proto: onnx.ModelProto, reload: Callable[[], LoadedModel], runtime: str
 ) -> list[str]:
-    """Run the file beside what PyTorch made.
+    """Run the file in onnxruntime and compare it with PyTorch's outputs.
 
     Args:
-        wanted: see `run_expected`.
+        wanted: result of `run_expected`.
         proto: the file.
-        reload: the model again, whose roundings are drawn where an output differs.
-        runtime: the one that the file is for; what a kernel of onnxruntime loses is no fault of a file for another.
+        reload: loads the model again, to draw roundings if an output differs.
+        runtime: target of the file. A loss of digits in onnxruntime's kernels is not an error of a TensorRT file.
 
     Returns:
-        Notes on what was not checked.
+        notes on checks that were not made.
 
     Raises:
         ExportError: an output differs by more than rounding explains.
@@ -113,7 +124,7 @@ def require_expected_outputs(
     try:
         file = perturbed_model.PerturbableModel(proto)
     except Exception as error:
-        # onnxruntime's exceptions share no base class
+        # onnxruntime's exceptions have no common base class.
         return [_unchecked_note(f"onnxruntime can't load it: {perturbed_model.short_error_message(error)}")]
     notes = []
     model: LoadedModel | None = None
@@ -121,7 +132,7 @@ def require_expected_outputs(
         try:
             values = file.run_perturbed(run.feeds)
         except Exception as error:
-            # as above
+            # onnxruntime's exceptions have no common base class.
             notes.append(
                 _unchecked_note(
                     f"onnxruntime does not run it at {run.sizes}: {perturbed_model.short_error_message(error)}"
@@ -169,7 +180,7 @@ def _unchecked_note(reason: str) -> str:
 
 
 def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """The smallest sizes, and small odd ones, which no two dims share where their ranges allow it."""
+    """Yield the smallest sizes, then small odd ones that differ between dims if their ranges allow it."""
     dims = model.named_dims
     least = {name: dim.min for name, dim in dims.items()}
     yield _describe_sizes(least), least
@@ -188,7 +199,7 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> RunResult:
-    """How far rounding may move each element of each output."""
+    """Measure how far rounding may move each element of each output."""
     reference = RoundingRunner(model)
     exact = reference.infer(run.feeds)
     moved = {output: absolute_difference(value, run.outputs[output]) for output, value in exact.items()}
@@ -202,7 +213,7 @@ def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> Run
 def _describe_difference(
     run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult
 ) -> str | None:
-    """Say which output differs by more than rounding explains; None where none does."""
+    """Describe the first output that differs by more than rounding explains; None if none does."""
     for output, right in run.outputs.items():
         value = given[output]
         if not isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Which integers of the inputs a failure needs: a length of 0, an index at the end of a table."""
+"""Find the integers of an input that a failure needs: a length of 0, or an index at the end of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...types import Arrays
 
-# of an input of lengths or indices: among more, one value says little
+# Largest input of lengths or indices, in elements: in a larger one, a single value says little.
 _MOST_ELEMENTS = 64
 _MOST_VALUES = 3
 
@@ -14,8 +14,15 @@ Feeds = Arrays
 
 
 def find_failing_integers(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str | None:
-    """Name the input and the integers that every failing case has and that lie outside of those of the others; None
-    where there are none."""
+    """Find integers that every failing case has and that lie outside the range of the passing cases.
+
+    Args:
+        failed: inputs by name of each failing case.
+        passed: inputs by name of each passing case.
+
+    Returns:
+        a phrase with the input's name and up to three such integers, or None.
+    """
     if not failed or not passed:
         return None
     for name, first in failed[0].items():

@@ -1,23 +1,28 @@
-"""Does what was made of a model give what the model gives? Every runtime's error against float64, next to eager's own.
+"""Compare files with the model they were made from: every runtime's error against float64, next to eager's own error.
 
-The rule, for each element of a floating output (``normdeploy.compare.error_bounds``):
+The rule for each element of a floating-point output (``normdeploy.compare.error_bounds``):
 
-    error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
+    error ≤ 4 · max(ρ · s, eager's own error)
 
-Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two
-sides: from the reference with each intermediate rounded at random, which knows where a result hangs on roundings, and
-from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
-same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
-reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``edge_cases``)
-they may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is
-compared with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at
-once, each by its own eager.
+Errors are measured against the model in float64. s is how far random roundings of the reference move the element, plus
+one ulp. ρ is the number of units s that eager needs.
 
-Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
-the same; not of a quantized file whose outputs all have such rules: its default rule takes dozens of runs in float64.
+Two sources bound the error of one correct evaluation in the model's type. The reference with each intermediate rounded
+at random shows the elements that depend on roundings. Eager has sums as long as any other evaluation's. Another
+evaluation is another draw of the same size, and the factor 4 is the margin between two draws. No other tolerance is
+added.
 
-Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
-what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
+NaN and infinities must be at the same places as in the reference, rounded to the output's type. On extreme or
+non-finite inputs (``edge_cases``) they may also be at eager's places, and NaN and Inf count alike. A file in half
+precision (``--precision``) is compared with eager in half precision, both on inputs rounded to it. Files of several
+precisions may be compared at once, each with eager in its own precision.
+
+Rules that the user gives for an output (``policy``) replace this rule, which is still judged and reported. The
+exception is a quantized file whose outputs all have such rules, because its default rule takes dozens of runs in
+float64.
+
+Integers and bools must be equal unless the result depends on a rounding. They may then also equal eager's result, or a
+result of the reference with every parameter and input off by up to 4 units of the model's type. Such differences are
 counted and reported.
 """
 
@@ -68,7 +73,7 @@ from .runtime_candidates import (
 from .tensor_drift import DriftPoint
 from .weight_audit import audit_weights
 
-# outputs that the verdict names
+# Number of outputs that a message names.
 _NAMED = 3
 
 
@@ -88,33 +93,36 @@ def compare_files(
     budget: ComparisonBudget = ComparisonBudget(),  # noqa: B008 - frozen
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare what the runtimes make of ``files`` with ``model`` in float64.
+    """Compare the outputs of ``files`` in each runtime with ``model`` in float64.
 
-    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off
-    and on, on the CPU and on CUDA where that works, and each engine where a GPU is present. What is not run is listed
-    with the reason. Where only onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and
-    named.
+    These run: eager in the model's own type (and in half precision if a file uses it), onnxruntime with its optimizer
+    off and on, and each engine if a GPU is present. onnxruntime runs on the CPU, and on CUDA if that works. Runtimes
+    that do not run are listed with the reason. If only onnxruntime's optimizer breaks a file, the optimizers to blame
+    are found and named.
 
     Args:
-        files: ONNX files and engines, told apart by their content.
+        files: ONNX files and engines, distinguished by content.
         engines: more of them.
-        seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
-        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left
-        out.
-        inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
-        drift: look into the ONNX files too: the error of every tensor that a file and the model share.
-        policy: rules that decide on outputs in the place of the default rule.
-        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
-            model's, and are not matched by their order either.
-        dataset: samples on which metrics are measured, and tolerances too.
-        budget: what the comparison may spend; the verdict says what was left out for it.
-        runners: runtimes that installed packages bring, by name, in which ONNX files are run too.
+        seeds: number of random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
+        inputs: the user's own inputs, name -> array or an .npz file, one or several; they replace the generated inputs.
+        drift: also compare inner tensors: the error of every tensor that an ONNX file and the model share.
+        most: limit on the input elements of a generated input; None: 8 times those at the opt sizes. Larger sizes are
+            left out.
+        policy: rules for outputs that replace the default rule.
+        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours". None: all names must
+            be the model's, and are not matched by order either.
+        dataset: samples to measure metrics and tolerances on.
+        runners: names of third-party runtimes that also run ONNX files.
+        budget: limits on time and memory; the verdict tells which work they left out.
         progress: called with (stage, done, total).
 
+    Returns:
+        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
+
     Raises:
-        GraphError: an ONNX file is broken.
-        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does
-            not run on it; or a rule or name is for what there is not.
+        GraphError: no file can be read.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or the model
+            does not run on it. Also: a rule or name does not match the model or the files.
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
@@ -208,10 +216,10 @@ def compare_files(
 
 
 def _split_readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
-    """Part the files that can be opened from those that can't, each of which runs nowhere.
+    """Separate the files that can be opened from those that can't, which run nowhere.
 
     Raises:
-        GraphError: none can be opened.
+        GraphError: no file can be opened.
     """
     readable = list[File]()
     unreadable = list[NotRun]()
@@ -231,10 +239,10 @@ def _split_readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
 
 
 def _require_deterministic(model: Original) -> None:
-    """Refuse a model of which two runs differ.
+    """Refuse a model that draws random numbers, because two of its runs differ.
 
     Raises:
-        InputError: names what draws.
+        InputError: the model draws; the message names the operators.
     """
     if isinstance(model, LoadedModel):
         draws = random_ops_of_program(model.program)
@@ -248,10 +256,10 @@ def _require_deterministic(model: Original) -> None:
 
 
 def _find_empty_outputs(model: Original, trials: Mapping[str, PrecisionTrial]) -> list[str]:
-    """Name the outputs that have no element at any input.
+    """Return the outputs without elements at any input.
 
     Raises:
-        InputError: they are all.
+        InputError: all outputs are empty.
     """
     answers = [answer for trial in trials.values() for answer in trial.answers]
     empty = [output for output in model.outputs if not any(answer.reference[output].size for answer in answers)]
@@ -269,7 +277,7 @@ def _describe_size_limit(too_large: Sequence[str], budget: ComparisonBudget) -> 
 
 
 def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) -> Iterable[str]:
-    """Say which sizes of the files were not looked at."""
+    """Yield phrases on sizes that the files take and that were not tried."""
     if isinstance(model, FileModel):
         return
     for subject in compared:
@@ -279,7 +287,7 @@ def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) ->
 
 
 def _usual_precision(compared: Sequence[ComparedFile]) -> str:
-    """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
+    """Return the precision of the ONNX files if they agree, otherwise ""; engines of unknown precision use it."""
     kinds = {s.precision for s in compared if not s.runtime}
     if len(kinds) == 1:
         return kinds.pop()
@@ -295,8 +303,10 @@ def _run_trials(
     clock: BudgetClock,
     tell: Progress,
 ) -> dict[str, PrecisionTrial]:
-    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
-    model."""
+    """Run the trial of each precision, and return precision -> trial.
+
+    Only one of the reference and the runtimes is in memory at a time, because each may be as large as the model.
+    """
     reference, usual = FloatReference(model), _usual_precision(compared)
     trials: dict[str, PrecisionTrial] = {}
 
@@ -335,7 +345,7 @@ def _run_trials(
 def _order_results(
     model: Original, trials: Mapping[str, PrecisionTrial], candidates: Sequence[RuntimeCandidate]
 ) -> list[OutputResult]:
-    """Output by output: eager first, then the files as they were given."""
+    """Return the results output by output: eager first, then the files in the given order."""
     eager = [result for _, trial in sorted(trials.items()) for result in trial.candidate_results(trial.eager)]
     of = {id(candidate): trial for trial in trials.values() for candidate in trial.candidates}
     every = eager + [result for candidate in candidates for result in of[id(candidate)].candidate_results(candidate)]
@@ -350,7 +360,11 @@ def _measure_drifts(
     clock: BudgetClock,
     tell: Progress,
 ) -> tuple[list[DriftPoint], list[str]]:
-    """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
+    """Measure drift of each ONNX file on a case that it fails, otherwise on the first case.
+
+    Returns:
+        (points, notes).
+    """
     points = list[DriftPoint]()
     notes = list[str]()
     for subject in compared:

@@ -1,4 +1,4 @@
-"""Drift in the files that ``verify`` compares, in each form in which it runs them."""
+"""Measure drift in the files that ``verify`` compares, in each form that it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ def measure_file_drift(
     progress: Progress | None = None,
     clock: BudgetClock | None = None,
 ) -> tuple[list[DriftPoint], list[str]]:
-    """Drift in each form in which ``verify`` runs a file on the CPU, and notes on those in which it can't be."""
+    """Measure drift of a file on the CPU: without onnxruntime's optimizer, with it, and in stepwise half precision.
+
+    Args:
+        feeds: inputs by name.
+        precision: half precision of the file, or "" to leave out the stepwise form.
+
+    Returns:
+        (points of all forms, a note for each form that could not be measured).
+    """
     label = subject.label
     proto = load_onnx(subject.path)
     points = list[DriftPoint]()

@@ -1,4 +1,4 @@
-"""The inputs of a comparison: generated within what it may spend, or the user's own."""
+"""Plan the inputs of a comparison: the user's own, or generated ones within the budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .edge_cases import InputPlan, IntegerHints, has_unknown_range, make_afforda
 from .reference_models import FileModel, Original
 from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile
 
-# of one input of one file that are tried
+# Thresholds that are tried for one input of one file.
 _THRESHOLDS = 8
 
 
@@ -34,9 +34,18 @@ def plan_inputs(
     most: int | None,
     budget: ComparisonBudget,
 ) -> InputPlan:
-    """Return the inputs on which files are compared with a model, as ``verify`` describes them."""
+    """Plan the inputs to compare files with a model on, as ``verify`` documents.
+
+    Args:
+        seeds: number of random inputs at the usual sizes.
+        own: the user's inputs; None to generate them.
+        most: limit on the elements of the largest generated input; None for the default.
+
+    Returns:
+        the cases, and the sizes that exceed the budget.
+    """
     insides = [InnerSizes(load_small_weights(s.path), s.inputs, model.inputs) for s in compared if not s.runtime]
-    # A file that was optimized may have no trace of the largest tensor of its reference.
+    # An optimized file may not contain the largest tensor of its reference.
     if isinstance(model, FileModel):
         insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = shrink_usual_sizes(model, insides, budget)
@@ -70,7 +79,7 @@ def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> Integer
     files = [(load_small_weights(s.path), s.inputs) for s in compared if not s.runtime]
     named: dict[str, list[int]] = {}
     taken = set[str]()
-    # What the model's own file compares an input with comes first: the number of those that are tried is limited.
+    # Thresholds of the model's own file come first, because only the first few are tried.
     for proto, names in (*own, *files):
         edges = find_thresholds(proto)
         used = {*edges.sized, *edges.limits}
@@ -88,7 +97,7 @@ def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> Integer
 
 
 def _example_inputs(model: Original) -> dict[str, Array]:
-    """Return the inputs that the program was traced with; {} where they are not kept."""
+    """Return the inputs that the program was traced with, by name; {} if they were not kept."""
     if not isinstance(model, LoadedModel) or model.program.example_inputs is None:
         return {}
     leaves = [leaf for leaf in pytree.tree_leaves(model.program.example_inputs) if isinstance(leaf, torch.Tensor)]
@@ -98,13 +107,13 @@ def _example_inputs(model: Original) -> dict[str, Array]:
 
 
 def _mark_unpromised(model: Original, cases: Sequence[InputCase]) -> Iterable[InputCase]:
-    """Where sizes are guessed, the model need not take them all."""
+    """Mark generated cases as unpromised if sizes are guessed, because the model need not take all of them."""
     guessed = isinstance(model, FileModel) and model.guessed
     return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
 
 
 def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtype]]:
-    """Input -> the half types in which a file takes it."""
+    """Return, for each input, the half-precision dtypes in which a file takes it."""
     kinds: dict[str, set[np.dtype]] = {}
     for name, kind in (pair for subject in compared for pair in subject.types.items()):
         if kind in HALF_TYPES:
@@ -113,5 +122,9 @@ def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtyp
 
 
 def are_quantized(compared: Sequence[ComparedFile]) -> bool:
-    """Whether every file is, with a budget of its steps, which is of usual numbers alone."""
+    """Check whether every file has an error budget, which covers usual numbers only.
+
+    Returns:
+        True if all files have one.
+    """
     return all(subject.steps is not None for subject in compared)

@@ -1,8 +1,8 @@
-"""Matches the inputs and outputs of a file with the model's: by name, as the user says (``verify --map``), or by order.
+"""Match the inputs and outputs of a file with the model's: by name, by the user's map (``verify --map``), or by order.
 
-Names that both have are each other's. Where they share none, and what is not mapped is as many in the file as in the
-model, it is matched by order if each pair fits in kind (floating, integer, bool), rank and static sizes; that is told.
-Where they share some, one that is missing is missing. Nothing passes by a wrong match: the values are compared.
+Equal names match. If no names are equal and equally many are unmapped on both sides, they are matched by order. Each
+pair must then agree in kind (floating, integer, bool), rank and static sizes, and a note reports the match. If some
+names are equal, the others are missing. A wrong match can't pass, because the values are compared.
 """
 
 from __future__ import annotations
@@ -28,14 +28,23 @@ _LAYOUTS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2)}
 
 @dataclass(frozen=True)
 class TensorEnd:
-    """An input or output; what is not known is None, in ``shape`` what is dynamic too."""
+    """Input or output of a model.
+
+    Attributes:
+        kind: numpy's kind, "f", "i", "u" or "b"; "f" for bfloat16; None if unknown.
+        shape: sizes, None for a dynamic or unknown one; None if unknown.
+    """
 
     name: str
-    # of numpy: "f", "i", "b"; bfloat16 is "f"
     kind: str | None = None
     shape: Shape | None = None
 
     def is_compatible(self, other: TensorEnd) -> bool:
+        """Check whether two ends may be the same.
+
+        Returns:
+            True if kind, rank and static sizes agree as far as they are known.
+        """
         kinds = {"u": "i"}
         alike = None in (self.kind, other.kind) or kinds.get(self.kind or "", self.kind) == kinds.get(
             other.kind or "", other.kind
@@ -53,21 +62,28 @@ class TensorEnd:
 
 @dataclass(frozen=True)
 class NameMatch:
-    """The file's name -> the model's, where they differ."""
+    """Match of a file's names with the model's.
+
+    Attributes:
+        inputs: the file's name -> the model's, if they differ.
+        outputs: the file's name -> the model's, if they differ.
+        spared: inputs of the model that it does not use and the file does not take.
+    """
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    # Inputs of the model that the file does not take, and the model does not use.
     spared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenamedFile:
-    """A file beside a model that may call its inputs and outputs otherwise.
+    """File whose inputs and outputs may have other names than the model's.
 
-    ``inputs`` and ``outputs``: its names -> the model's, where they differ. ``types``: of the inputs of an ONNX file,
-    by the model's names.
+    Attributes:
+        inputs: the file's name -> the model's, if they differ.
+        outputs: the file's name -> the model's, if they differ.
+        types: dtypes of an ONNX file's inputs, by the model's names.
     """
 
     path: Path
@@ -76,11 +92,19 @@ class RenamedFile:
     types: Mapping[str, np.dtype] = field(default_factory=dict)
 
     def rename_types(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
-        """Of its inputs, by the model's names."""
+        """Rename the file's inputs in ``types``.
+
+        Returns:
+            the model's name -> dtype.
+        """
         return {self.inputs.get(name, name): kind for name, kind in types.items()}
 
     def own_feeds(self, feeds: Arrays) -> RunResult:
-        """Return the model's inputs by the file's names, in its types."""
+        """Rename the model's inputs and cast them to the file's dtypes.
+
+        Returns:
+            the file's name -> array.
+        """
         theirs = {ours: name for name, ours in self.inputs.items()}
         return {
             theirs.get(name, name): value.astype(self.types.get(name, value.dtype), copy=False)
@@ -88,9 +112,13 @@ class RenamedFile:
         }
 
     def model_results(self, result: RunResult) -> RunResult:
-        """Return the file's outputs by the model's names."""
+        """Rename the file's outputs.
+
+        Returns:
+            the model's name -> array; an output that is mapped to another name does not keep its own.
+        """
         renamed = {ours: result[name] for name, ours in self.outputs.items() if name in result}
-        # what is another's is not its own
+        # An output mapped to another name does not keep its own.
         own = {name: value for name, value in result.items() if name not in renamed and name not in self.outputs}
         return own | renamed
 
@@ -99,7 +127,11 @@ Map = Sequence["str | tuple[str, str]"] | Mapping[str, str]
 
 
 def list_pairs(given: Map) -> list[str | tuple[str, str]]:
-    """What was said, one after the other."""
+    """List the entries of a map.
+
+    Returns:
+        pairs or texts, in order.
+    """
     if isinstance(given, Mapping):
         return [*given.items()]
     if isinstance(given, str):
@@ -108,11 +140,15 @@ def list_pairs(given: Map) -> list[str | tuple[str, str]]:
 
 
 def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
-    """The file's name -> the model's, from pairs or texts such as "input.1=x"; of several "=" that counts behind which
-    the model's stands.
+    """Parse a map of names from pairs or texts such as "input.1=x".
+
+    If a text has several "=", the first one before a name of the model separates the names.
+
+    Returns:
+        the file's name -> the model's.
 
     Raises:
-        InputError: one can't be read, the model has no such input or output, or one of the file's names is given twice.
+        InputError: an entry can't be read, the model has no such input or output, or a name of the file is given twice.
     """
     known = [*(spec.name for spec in model.inputs), *model.outputs]
     names: dict[str, str] = {}
@@ -138,17 +174,18 @@ def _parse_pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     return text[:place], text[place + 1 :]
 
 
-# the names of inputs, and those of outputs
+# (names of inputs, names of outputs).
 Ends = tuple[Sequence[str], Sequence[str]]
 
 
 def require_used_names(names: Mapping[str, str], model: ModelSignature, held: Mapping[str, Ends]) -> None:
-    """
+    """Check that each mapped name exists in a file.
+
     Args:
-        held: of each file.
+        held: file -> its names.
 
     Raises:
-        InputError: a name is mapped that no file has, or that is an input of the one and an output of the other.
+        InputError: no file has a mapped name, or an input is mapped to an output or an output to an input.
     """
     own = [spec.name for spec in model.inputs], list(model.outputs)
     for theirs, ours in names.items():
@@ -179,15 +216,20 @@ def match_names(
     ordered: bool = True,
     unused: Collection[str] = (),
 ) -> NameMatch:
-    """
+    """Match the inputs and outputs of one file with the model's.
+
     Args:
-        outputs: the model's.
-        names: what the user said.
-        ordered: whether names that differ are matched by their order.
-        unused: inputs of the model that it does not use. torch's TorchScript exporter leaves them out of its files.
+        label: name of the file.
+        outputs: the model's outputs.
+        names: the user's map.
+        ordered: match different names by their order.
+        unused: inputs that the model does not use. torch's TorchScript exporter leaves them out of its files.
+
+    Returns:
+        the matched names, with notes.
 
     Raises:
-        InputError: an input of the one has none of the other, or two have the same.
+        InputError: an input of the file or the model has no match, or two are mapped to the same.
     """
     theirs = graph_ends(graph)
     ours = [
@@ -232,7 +274,11 @@ def _omitted_inputs(
 
 
 def graph_ends(graph: onnx.GraphProto) -> tuple[list[TensorEnd], list[TensorEnd]]:
-    """Inputs that have to be given, and outputs."""
+    """List the inputs and outputs of a graph.
+
+    Returns:
+        (required inputs, outputs).
+    """
     return [_make_end(v) for v in required_inputs(graph)], [_make_end(v) for v in graph.output]
 
 
@@ -280,7 +326,7 @@ def _match_ends(
     changed = {a: b for a, b in stated.items() if a != b}
     pairs = list(zip(left.theirs, left.ours, strict=False))
     fit = all(a.is_compatible(b) for a, b in pairs)
-    # A single output can't be taken for another one: the comparison tells both shapes.
+    # A single output can't be confused with another; if shapes differ, the comparison reports both.
     alone = not inputs and len(theirs) == len(ours) == 1
     if ordered and not same and len(left.theirs) == len(left.ours) and (fit or alone):
         return changed | {a.name: b.name for a, b in pairs}, _UnmatchedEnds((), ())
@@ -292,7 +338,7 @@ def _describe_unmatched(left: _UnmatchedEnds) -> str:
 
 
 def _describe_layout_change(left: _UnmatchedEnds) -> str:
-    """Say so where one input has the other's dims in another layout."""
+    """Describe a single unmatched input whose dims are the model's in another layout; otherwise return ""."""
     if len(left.theirs) != 1 or len(left.ours) != 1:
         return ""
     (theirs,), (ours,) = left.theirs, left.ours
@@ -308,10 +354,13 @@ def _describe_layout_change(left: _UnmatchedEnds) -> str:
 
 
 def rename_ends(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy with other names outside, by an Identity where a name changes.
+    """Copy a model with other names for its inputs and outputs, connected by an Identity for each changed name.
 
-    What bears one of the new names inside gets a fresh one, an end too that keeps its place: names may be swapped, and
-    an output may be called as an input was.
+    Inner tensors with one of the new names get unused names. So do inputs and outputs that keep their position, because
+    names may be swapped, and an output may take an input's former name.
+
+    Returns:
+        the renamed copy.
     """
     own = onnx.ModelProto()
     own.CopyFrom(proto)
@@ -336,7 +385,7 @@ def rename_ends(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapp
 
 
 def _iter_tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """The tensors of a graph and of the bodies in it."""
+    """Yield the names of the tensors of a graph and of the bodies in it."""
     yield from (item.name for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
@@ -353,7 +402,7 @@ def _unused_name(name: str, used: set[str]) -> str:
 
 
 def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Other names for tensors, in the bodies that see them too."""
+    """Rename tensors, in bodies that read them too."""
     if not names:
         return
     for item in (

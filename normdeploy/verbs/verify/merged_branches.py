@@ -1,9 +1,8 @@
-"""The convolutions that parallel branches of a model are merged into: what `weight_audit` compares a merged weight
-with.
+"""Merge the convolutions of a model's parallel branches, for `weight_audit` to compare a merged weight with.
 
-Each result of the program is followed as a convolution of an earlier tensor, W·x + c, through convolutions by
-parameters, batch norms in eval mode, sums and differences, and products with parameters of each channel; in float64,
-with the sum of the magnitudes beside it.
+Each result of the program is expressed as a convolution of an earlier tensor, W·x + c. It is followed through
+convolutions by parameters, batch norms in eval mode, sums and differences, and products with parameters of each
+channel. Values are float64; the sum of the magnitudes of their terms is computed too.
 """
 
 from __future__ import annotations
@@ -21,8 +20,17 @@ from ...types import Array, Arrays
 
 @dataclass(frozen=True)
 class _LinearMap:
-    """W·x + c of the tensor ``x``, with the magnitudes that were added up; ``w`` has the kernel centred, None of the
-    tensor itself."""
+    """Linear map W·x + c of the tensor ``x``, with the sums of the magnitudes of its terms.
+
+    Attributes:
+        x: name of the input tensor.
+        w: kernel with its center in the middle, or a scale for each channel; None for ``x`` itself.
+        size_w: magnitudes of ``w``.
+        size_c: magnitudes of ``c``.
+        groups: groups of the convolution; 0 for a scale.
+        settings: stride and dilation.
+        names: weights in the map.
+    """
 
     x: str
     w: Array | None
@@ -30,12 +38,11 @@ class _LinearMap:
     size_w: Array | None
     size_c: Array
     groups: int
-    # stride and dilation
     settings: tuple[Any, ...]
-    # the weights in it
     names: tuple[str, ...]
 
     def scale_and_shift(self, a: Array, b: Array, size_b: Array) -> _LinearMap:
+        """Compose the map with y -> a·y + b for each channel; ``size_b`` holds the magnitudes of ``b``."""
         if self.w is None or self.size_w is None:
             w: Array = np.asarray(a)
             return _LinearMap(self.x, w, a * self.c + b, np.abs(w), np.abs(a) * self.size_c + size_b, 0, (), self.names)
@@ -49,8 +56,14 @@ class _LinearMap:
 
 
 def iter_merged_tensors(model: LoadedModel, stored: Arrays) -> Iterator[tuple[str, Array, Array]]:
-    """(of what, values, magnitudes) of each weight and bias of a sum of branches. ``stored``: the model's tensors by
-    name."""
+    """Compute the merged weight and bias of each sum of branches.
+
+    Args:
+        stored: the model's tensors by name.
+
+    Yields:
+        (description of the branches, values, magnitudes), float64.
+    """
     signature = model.program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known: dict[str, _LinearMap] = {}
@@ -68,7 +81,7 @@ def iter_merged_tensors(model: LoadedModel, stored: Arrays) -> Iterator[tuple[st
     for node in model.program.graph.nodes:
         if node.op != "call_function":
             continue
-        # in place too: x += y
+        # An in-place operator (x += y) ends in an underscore.
         op, given = operator_name(node).rstrip("_"), bind_node_arguments(node)
         made: _LinearMap | None = None
         if op in ("conv1d", "conv2d", "conv3d"):
@@ -79,7 +92,7 @@ def iter_merged_tensors(model: LoadedModel, stored: Arrays) -> Iterator[tuple[st
             made = _add_linear(linear_map_of(given["self"]), linear_map_of(given["other"]), 1 if op == "add" else -1)
             yield from _iter_merged(made)
         elif op in ("add", "sub") and given.get("other") == 0:
-            # the beginning of a sum in a loop
+            # A sum in a loop starts with 0.
             made = linear_map_of(given["self"])
         elif op == "mul":
             made = _multiply_linear(
@@ -134,7 +147,7 @@ def _multiply_linear(z: _LinearMap, by: Array | None) -> _LinearMap | None:
 
 
 def _add_linear(one: _LinearMap, other: _LinearMap, sign: int) -> _LinearMap | None:
-    """The sum of two of one tensor, a smaller kernel in the middle of the larger one, a scale as the unit matrix."""
+    """Add two maps of one tensor: center a smaller kernel in the larger one, and expand a scale to a unit matrix."""
     if one.x != other.x or (one.w is None and other.w is None):
         return None
     frame = max((v for v in (one, other) if v.w is not None), key=lambda v: (v.w.ndim, v.w.size))  # type: ignore[union-attr]

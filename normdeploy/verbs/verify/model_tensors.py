@@ -1,5 +1,7 @@
-"""The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what
-``weight_audit`` asks."""
+"""List the tensors of a PyTorch or ONNX model and the shifts that its BatchNorms make of biases.
+
+``weight_audit`` compares weights with them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from .reference_models import FileModel, Original
 
 
 def model_tensors_by_name(model: Original) -> dict[str, Array]:
-    """Name -> floating parameter, buffer or constant."""
+    """List the non-empty floating-point parameters, buffers and constants of a model.
+
+    Returns:
+        name -> array.
+    """
     if isinstance(model, FileModel):
         every = [(t.name, initializer_values(t)) for t in iter_initializers(model.proto.graph)]
         every += [
@@ -42,7 +48,11 @@ def model_tensors_by_name(model: Original) -> dict[str, Array]:
 
 
 def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Of a graph and the bodies in it, but for strings, which may be no text at all."""
+    """List the initializers of a graph and its bodies, except strings, which may not be valid text.
+
+    Yields:
+        the initializers.
+    """
     yield from (tensor for tensor in graph.initializer if tensor.data_type != onnx.TensorProto.STRING)
     for node in graph.node:
         for attribute in node.attribute:
@@ -52,7 +62,7 @@ def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """Names of its tensors, None where it has none of the kind."""
+    """Names of a BatchNorm's tensors; None for a tensor that it does not have."""
 
     owner: str
     epsilon: float
@@ -62,7 +72,11 @@ class BatchNorm:
     variance: str | None
 
     def read_vectors(self, stored: Arrays) -> NormVectors | None:
-        """Return its numbers, [C] in float64; None where its variance is not stored."""
+        """Read the BatchNorm's numbers from ``stored``.
+
+        Returns:
+            float64 vectors [C]; None if its variance is not stored. A missing weight is 1, a missing bias or mean 0.
+        """
         variance = stored.get(self.variance or "")
         if variance is None:
             return None
@@ -87,7 +101,11 @@ class BatchNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class NormVectors:
-    """The numbers of a BatchNorm, which makes (x - mean) * scale + shift of each channel."""
+    """Vectors [C] of a BatchNorm, which computes (x - mean) * scale + shift in each channel.
+
+    Attributes:
+        scale: gamma / sqrt(variance + epsilon).
+    """
 
     variance: Array
     gamma: Array
@@ -97,13 +115,20 @@ class NormVectors:
 
 
 def iter_batch_norms(model: Original) -> Iterator[BatchNorm]:
-    """Yield the BatchNorms of a model whose statistics it holds."""
+    """List the BatchNorms of a model with stored statistics.
+
+    Yields:
+        the names of each BatchNorm's tensors.
+    """
     yield from _batch_norms_of_file(model) if isinstance(model, FileModel) else _batch_norms_of_program(model)
 
 
 def iter_bias_shifts(model: Original, stored: Arrays) -> Iterator[Shifts]:
-    """Give what each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps); and the
-    scale."""
+    """Compute the shifts that each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps).
+
+    Yields:
+        for each BatchNorm, its shifts and then its scale.
+    """
     biases: dict[int, dict[str, Array]] = {}
     stacked: dict[int, Array] = {}
     for norm in iter_batch_norms(model):
@@ -112,7 +137,7 @@ def iter_bias_shifts(model: Original, stored: Arrays) -> Iterator[Shifts]:
             continue
         scale = vectors.scale
         if scale.size not in biases:
-            # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
+            # Paddle adds a bias of shape (1, C, 1, 1) in a separate node.
             fitting = {n: v.reshape(-1) for n, v in stored.items() if v.size == scale.size == max(v.shape, default=1)}
             biases[scale.size] = {"no bias": np.zeros(scale.size)} | fitting
             stacked[scale.size] = np.stack([v.astype(np.float64) for v in biases[scale.size].values()])
@@ -127,7 +152,11 @@ def iter_bias_shifts(model: Original, stored: Arrays) -> Iterator[Shifts]:
 
 
 def fold_batch_norms(model: Original, stored: Arrays) -> dict[str, Array]:
-    """Return the weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
+    """Fold each BatchNorm into every weight with as many output channels as the BatchNorm.
+
+    Returns:
+        "parameter by BatchNorm" -> folded weight.
+    """
     scales = [(s.shift.source, s.shift.values) for s in iter_bias_shifts(model, stored) if isinstance(s, FixedShift)]
     return {
         f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))

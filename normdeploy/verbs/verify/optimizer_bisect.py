@@ -1,7 +1,7 @@
-"""Finds which optimizer of onnxruntime breaks a file that is right without them.
+"""Find the optimizer of onnxruntime that breaks a file that is right without it.
 
-onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are
-found by halves (QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.
+onnxruntime's log names the optimizers that changed the graph. A binary search finds the fewest that must be disabled
+for the file to pass (QuickXplain: Junker, AAAI 2004). It takes about 2·log2(n) sessions for one culprit among n.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .reference_models import FileModel, rounds_itself
 from .runtime_candidates import STEPWISE, RuntimeCandidate, input_types
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
-# what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
-# others do nothing)
+# Rewrite rules behind the transformers with such names, which the log does not distinguish. The names are those of
+# onnxruntime 1.31; unknown names have no effect.
 RULES = (
     "EliminateIdentity",
     "EliminateSlice",
@@ -54,7 +54,7 @@ RULES = (
     "ReluQuantRewrite",
 )
 
-# the log goes to the process's own standard error, past Python: only another process's can be read
+# The log bypasses Python and goes to the process's standard error, so it is read from another process.
 _LISTEN = """
 import sys, onnxruntime
 options = onnxruntime.SessionOptions()
@@ -69,8 +69,10 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClock) -> None:
-    """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
-    optimizer did it."""
+    """For each file that is wrong only with onnxruntime's optimizer, record the part of the optimizer that breaks it.
+
+    Candidates that fail only because of the runtime's own error are marked as not judged.
+    """
     plain = {(c.file_label, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
     stepwise = {c.file_label: c for c in trial.candidates if c.name == STEPWISE}
     _excuse_saturated_products(trial, plain)
@@ -82,21 +84,21 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
         if off is None or off.unavailable or candidate.crashes:
             continue
         if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
-            # it was quantized for TensorRT
+            # The file was quantized for TensorRT.
             continue
         if candidate.unavailable:
-            # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
+            # The file runs with the optimizer off, so the missing kernel belongs to a node that the optimizer made.
             candidate.failure = candidate.unavailable
             candidate.unavailable = None
         alone = trial.candidate_results(off)
         verdicts = list(trial.candidate_results(candidate))
         right = {r.output for r in alone if r.by_default == "pass"}
-        # Where the file's own half precision is off, no optimizer is: with all of them off, the CPU provider computes
-        # single half nodes in float32.
+        # If the file's half precision itself is wrong, no optimizer is to blame. With all of them off, the CPU provider
+        # computes single half-precision nodes in float32.
         if candidate.file_label in stepwise:
             right -= {r.output for r in trial.candidate_results(stepwise[candidate.file_label]) if not r}
         wrong = [r for r in verdicts if not r and r.by_default != "pass" and r.output in right]
-        # rules decide: no default rule tells the parts apart
+        # Given rules decide, so no default rule can distinguish the parts of the optimizer.
         ruled = {r.output for r in alone if r and not r.by_default}
         if any(not r and r.output in ruled for r in verdicts):
             candidate.advice = _WHOLE
@@ -109,9 +111,9 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
 
 
 def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wrong: Sequence[OutputResult]) -> None:
-    """Judge no file by what the runtime does to its reference as well.
+    """Mark a candidate as not judged if the runtime makes the same error on the reference file.
 
-    Where the two agree within what the file is allowed, the file is off by no more than the reference and that.
+    If both agree within the file's allowed error, the file itself is off by no more than the reference plus that error.
     """
     model = trial.model
     if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
@@ -133,9 +135,9 @@ def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wr
 
 
 def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, str], RuntimeCandidate]) -> None:
-    """Judge no file by integer products that the processor adds wrongly, where a session that adds them right passes.
+    """Mark a candidate as not judged if the processor sums its integer products wrongly.
 
-    onnxruntime's optimizer has to be on for that.
+    A session with onnxruntime's optimizer, which sums them right, must pass.
     """
     for on in trial.candidates:
         if on.optimize and on.provider == "cpu":
@@ -161,6 +163,13 @@ def blame_optimizer(
     worst: Sequence[str],
     clock: BudgetClock,
 ) -> None:
+    """Find the optimizers that break one file, and record them with advice.
+
+    Args:
+        outputs: the wrong outputs.
+        worst: cases in which they are wrong.
+        clock: may be extended by the time that the comparison took.
+    """
     assert candidate.subject is not None
     path = candidate.subject.path
     provider = candidate.provider
@@ -168,11 +177,11 @@ def blame_optimizer(
     def is_right_with(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
         return trial.passes(RuntimeCandidate(candidate.name, make, candidate.subject), outputs, names)
 
-    # It may double what the comparison took, and no more.
+    # The search may take as long as the comparison did, but not longer.
     search = clock.extended_clock()
 
     def passes_without(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
-        # What was not tried is not known to help: the whole optimizer is accused then.
+        # Without a trial nothing is known to help, so the whole optimizer is blamed.
         if search.is_over():
             clock.blamed[candidate.file_label] = None
             return False
@@ -197,7 +206,7 @@ def blame_optimizer(
 
 
 def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-    """Judge the file with operands that stay floats, if it passes so; whether it does."""
+    """Judge the file with float operands if it passes with them; return whether it does."""
     assert candidate.subject is not None
     make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries=FLOAT_OPERANDS)
     fresh = RuntimeCandidate(candidate.name, make, candidate.subject)
@@ -215,10 +224,10 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
 
 
 def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-    """Judge a file whose model rounds itself by what integer kernels may do to it, if it passes so; whether it does.
+    """Judge a file by its error budget if its model rounds too and it passes so; return whether it does.
 
-    Such kernels add exactly where float32 rounds, so that a value beside the edge of a step is rounded to the other
-    side. They round biases too, to far less than a step.
+    Integer kernels sum exactly but float32 rounds, so a value next to the edge of a step may be rounded to the other
+    side. Integer kernels also round biases, to much less than a step.
     """
     subject = candidate.subject
     assert subject is not None
@@ -241,7 +250,7 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
 def _take_over(
     trial: PrecisionTrial, candidate: RuntimeCandidate, fresh: RuntimeCandidate, outputs: Collection[str]
 ) -> OutputResult:
-    """Judge a candidate by what another one came to; return its own result that was farthest off."""
+    """Replace a candidate's tallies with those of ``fresh``; return its own result with the largest error."""
     own = [result for result in trial.candidate_results(candidate) if result.output in outputs]
     candidate.tallies = fresh.tallies
     candidate.measures = fresh.measures
@@ -249,22 +258,32 @@ def _take_over(
 
 
 def list_applied_optimizers(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str]:
-    """The optimizers that change the graph of a file, in their order, where those ``disabled`` do not."""
+    """List the optimizers that change the graph of a file, in their order.
+
+    Args:
+        provider: "cpu" or "cuda".
+        disabled: optimizers to disable.
+
+    Returns:
+        their names, from onnxruntime's log.
+    """
     command = [sys.executable, "-P", "-c", _LISTEN, str(path.absolute()), PROVIDERS[provider], *disabled]
     run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
     return list(dict.fromkeys(_MODIFIED.findall(run)))
 
 
 def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
-    """The fewest optimizers that have to be disabled for the file to pass; () where disabling those that change it does
-    not help.
+    """Find the fewest optimizers that must be disabled for the file to pass.
 
     Args:
-        passes: whether the file is right with the optimizers of these names disabled.
+        passes: returns whether the file is right with the named optimizers disabled.
+
+    Returns:
+        their names; () if disabling all that change the file does not help.
     """
     known: list[str] = []
     while fresh := [name for name in list_applied_optimizers(path, provider, known) if name not in known]:
-        # where one is disabled, another may do its work
+        # If one is disabled, another may do the same work.
         known += fresh
         if passes(known):
             break
@@ -278,8 +297,16 @@ def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
 
 
 def minimize_disabled(passes: Passes, kept: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
-    """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known
-    not to."""
+    """Find the fewest of ``names`` that repair the file together with ``kept``.
+
+    Disabling all of ``names`` and ``kept`` must repair it.
+
+    Args:
+        tried: True if ``kept`` alone is known not to repair it.
+
+    Returns:
+        the fewest names.
+    """
     if not tried and passes(kept):
         return []
     if len(names) == 1:

@@ -1,5 +1,4 @@
-"""The verdict on one output in one runtime: by the default rule (``verbs.verify.file_comparison``), or by rules that
-were given for it."""
+"""Judge one output in one runtime, by the default rule (``verbs.verify.file_comparison``) or by given rules."""
 
 from __future__ import annotations
 
@@ -17,26 +16,35 @@ from .reference_models import OWN, runtime_label
 from .rule_measures import RuleVerdict
 
 DEFAULT = "default rule"
-# Of cases, the plainest first.
+# Kinds of input cases, the plainest first.
 KINDS = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
-# of quantized files, whose error budget takes dozens of runs in float64
+# Reason for quantized files, whose default rule takes dozens of runs in float64.
 NOT_JUDGED = "--also-default asks for it"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
 
 @dataclass(frozen=True)
 class OutputResult:
-    """One output in one runtime; true where it passes.
+    """Result of one output in one runtime; true if it passes.
 
-    ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which
-    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all, and of a quantized file on
-    which rules alone decide). The numbers are the default rule's: ``max_abs_error`` and ``allowed`` are of the element
-    that came nearest to failing (or of all, where they have one bound), ``case`` is where; ``max_rel_error`` is
-    relative to each element, and informs only. Both are NaN or infinite where the output is, and NaN where there is
-    none. ``near_ties`` counts integers that differ on a rounding. ``file`` is "" of eager; ``precision`` is "fp16" or
-    "bf16" where it was judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers without which the
-    file passes. ``steps``: of a quantized file, whose default rule is the error budget of its steps, what these alone
-    move the output by over its size (root mean squares); None of others.
+    Errors are the default rule's. They are NaN or infinite if the output is, and NaN if there is none.
+
+    Attributes:
+        max_abs_error: absolute error of the element that came nearest to failing, or of all elements if they share one
+            bound.
+        max_rel_error: largest error relative to its element; informational only.
+        allowed: allowed error of the element of ``max_abs_error``.
+        case: input case of that element.
+        near_ties: number of integers that differ because of a rounding.
+        file: "" for eager.
+        precision: "fp16" or "bf16" if eager in that type judged it, otherwise "".
+        culprit: onnxruntime's optimizers without which the file passes.
+        rules: rules given for the output, which decide; without any, the default rule decides.
+        by_default: verdict of the default rule; "" if the runtime could not run, or for a quantized file that given
+            rules alone judge.
+        default_reason: reason why the default rule fails, if the error alone does not show it.
+        steps: for a quantized file, movement of the output by its steps alone, relative to the output (root mean
+            squares); None for other files.
     """
 
     output: str
@@ -54,7 +62,6 @@ class OutputResult:
     culprit: tuple[str, ...] = ()
     rules: tuple[RuleVerdict, ...] = ()
     by_default: Literal["pass", "fail", ""] = ""
-    # why the default rule fails, where no error can say it
     default_reason: str = ""
     steps: float | None = None
 
@@ -63,26 +70,26 @@ class OutputResult:
 
     @property
     def decided_by(self) -> str:
-        """The rules that the verdict comes from."""
+        """Return the rules that decided the verdict."""
         return ", ".join(rule.rule for rule in self.rules) or self.default_rule_name
 
     @property
     def default_rule_name(self) -> str:
-        """What the default rule is called here."""
+        """Return the name of the default rule for this file."""
         if self.steps is None:
             return DEFAULT
         return BUDGET
 
     @property
     def rules_summary(self) -> str:
-        """What the rules that were given say, and beside them the default rule; "" where none was given."""
+        """Return the verdicts of the given rules and of the default rule; "" without given rules."""
         if not self.rules:
             return ""
         beside = f"{self.by_default or 'not judged'}{f', {self.default_reason}' if self.default_reason else ''}"
         return f"{'; '.join(map(str, self.rules))}; {self.default_rule_name}: {beside}"
 
     def row(self) -> tuple[str, ...]:
-        """The cells under COLUMNS."""
+        """Return the cells under COLUMNS."""
         remark = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
         numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {remark}" if remark else self.verdict, self.case)
@@ -91,10 +98,17 @@ class OutputResult:
 def judge_output(
     output: str, runtime: str, mine: Mapping[str, ErrorTally], eager: Mapping[str, ErrorTally], own: str = OWN[0]
 ) -> OutputResult:
-    """The verdict on the tallies of one output by kind of case: the plainest kind that fails speaks for it, or the one
-    that comes nearest to failing.
+    """Judge one output from its tallies.
 
-    ``own``: the runtime that ``eager`` is of, one of ``OWN``.
+    The plainest failing kind of case gives the numbers. If none fails, the kind that comes nearest to failing does.
+
+    Args:
+        mine: kind of case -> tally of the runtime.
+        eager: kind of case -> tally of ``own``.
+        own: runtime of ``eager``, one of ``OWN``.
+
+    Returns:
+        the result by the default rule.
     """
     badness = {kind: tally.failure_ratio(eager[kind]) for kind, tally in mine.items()}
     failing = [kind for kind, bad in badness.items() if bad > 1]
@@ -129,19 +143,33 @@ def judge_output(
 
 
 def failed_result(output: str, runtime: str, dtype: np.dtype, case: str, reason: str) -> OutputResult:
-    """Return the result of a runtime that does not run the model."""
+    """Build the result of a runtime that can't run the model.
+
+    Returns:
+        a failed result with NaN for all errors.
+    """
     nan = float("nan")
     return OutputResult(output, runtime, str(dtype), nan, nan, nan, "fail", case, reason=reason)
 
 
 def kind_rank(kind: str) -> tuple[int, bool]:
-    """Rank a kind of case: numbers as a user has them first, those that are not finite last."""
+    """Rank a kind of case: usual numbers first, non-finite numbers last.
+
+    Returns:
+        a sort key.
+    """
     return KINDS.index(kind.removesuffix(AGAINST)), kind.endswith(AGAINST)
 
 
 def apply_rules(result: OutputResult, rules: Sequence[RuleVerdict], required: bool) -> OutputResult:
-    """``found``, the default rule's verdict, beside the rules that were given, which decide; with ``required`` the
-    default rule too."""
+    """Add the given rules to the default rule's result; the given rules decide.
+
+    Args:
+        required: the default rule must hold as well.
+
+    Returns:
+        ``result`` with the final verdict and the default rule's verdict in ``by_default``.
+    """
     result = replace(result, by_default=result.verdict)
     if not rules:
         return result

@@ -1,4 +1,4 @@
-"""The verdict on each output of a runtime, from its tallies: by the default rule, by given rules, and why it fails."""
+"""Judge each output of a runtime from its tallies, by the default rule and by given rules, and explain failures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .runtime_tallies import RuntimeTallies
 
 
 class TrialRecord(Protocol):
-    """What a verdict asks of a trial.
+    """Attributes of a trial that a verdict reads.
 
     Attributes:
-        precision: of the trial; "" is the model's own.
-        answers: what float64 says of each case.
+        precision: half precision of the trial; "" for the model's own precision.
+        answers: float64 results of each case.
         eager: eager PyTorch, which the runtimes are judged by.
     """
 
@@ -34,7 +34,11 @@ class TrialRecord(Protocol):
 
 
 def candidate_results(trial: TrialRecord, candidate: RuntimeCandidate) -> list[OutputResult]:
-    """Return one result for each output, none where it was not run."""
+    """Judge all outputs of a candidate.
+
+    Returns:
+        one result for each output; none if the candidate was not run.
+    """
     tallies: dict[str, dict[str, ErrorTally]] = {}
     for (output, kind), tally in candidate.tallies.items():
         tallies.setdefault(output, {})[kind] = tally
@@ -69,9 +73,9 @@ def _output_results(
 
 
 def _describe_failing_integers(trial: TrialRecord, tallies: Iterable[ErrorTally]) -> str | None:
-    """Say which integers of an input every case has that fails, and no other."""
+    """Describe input integers that every failing case has and no passing case has."""
     names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
-    # Samples of a dataset have rules of their own, and integers drawn from far around surround all others.
+    # Samples of a dataset have separate rules. Extreme integers would enclose the range of all others.
     answers = [answer for answer in trial.answers if answer.case.kind != DATASET]
     failed = [answer.feeds for answer in answers if answer.case.name in names]
     passed = [a.feeds for a in answers if a.case.name not in names and a.case.kind != EXTREME]
@@ -79,7 +83,7 @@ def _describe_failing_integers(trial: TrialRecord, tallies: Iterable[ErrorTally]
 
 
 def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> OutputResult:
-    """The verdict on a quantized file: with what its steps do, and why it fails."""
+    """Return a quantized file's result with the effect of its quantization steps, and explain a failure."""
     if candidate.subject is None:
         budget = None
     else:
@@ -101,12 +105,12 @@ def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> Outpu
 
 
 def _add_reason(result: OutputResult, reason: str | None) -> OutputResult:
-    """Add a reason, if there is one, to those of a result."""
+    """Append a reason, if there is one, to the reasons of a result."""
     return replace(result, reason="; ".join(filter(None, (result.reason, reason))))
 
 
 def _describe_coarser_types(candidate: RuntimeCandidate) -> str | None:
-    """Say why a file in half precision is not right though its numbers are: it holds a type that is coarser still."""
+    """Explain why a half-precision file fails although its numbers are right: it contains a coarser type."""
     if candidate.subject is None or not candidate.subject.computing.coarser:
         return None
     found = candidate.subject.computing

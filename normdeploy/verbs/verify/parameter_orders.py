@@ -1,4 +1,4 @@
-"""The orders in which an exporter may have laid out a parameter."""
+"""List the layouts in which an exporter may have stored a parameter."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from ...types import Array
 
 
 def squeeze_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Leave out dims of one."""
+    """Drop dims of size one.
+
+    Returns:
+        the other sizes: (1, 64, 1) gives (64,).
+    """
     return tuple(size for size in shape if size != 1)
 
 
 def iter_arrangements(parameter: Array, like: Array) -> Iterator[Array]:
-    """Give ``parameter``, of as many elements, in the shape of ``like``: as it lies, and with its dims in every fitting
-    order."""
+    """Arrange ``parameter`` in the shape of ``like``, which has the same number of elements.
+
+    Yields:
+        ``parameter`` reshaped; then, for 2 to 4 dims larger than one, each transpose that gives the shape of ``like``.
+    """
     yield parameter.reshape(like.shape)
     small = parameter.reshape(squeeze_shape(parameter.shape))
     if 2 <= small.ndim <= 4:

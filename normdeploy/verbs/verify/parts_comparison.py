@@ -1,5 +1,7 @@
-"""The parts of a Hugging Face encoder-decoder in one folder, compared with the model
-(`normdeploy.verbs.export.parts_export` says what is in the folder)."""
+"""Compare the parts of a Hugging Face encoder-decoder in one folder with the model.
+
+`normdeploy.verbs.export.parts_export` describes the folder.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartsComparison(Renderable):
-    """What ``verify_parts`` found: file name -> its comparison. True where all pass."""
+    """Result of ``verify_parts``; true if all parts pass.
+
+    Attributes:
+        comparisons: file name -> its comparison.
+    """
 
     comparisons: Mapping[str, Comparison]
     notes: tuple[str, ...] = ()
@@ -45,16 +51,19 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
 
     Args:
         source: the model's folder, or its name on the Hub.
-        folder: holds the three files; a file's name says which part it is.
+        folder: folder with the three files, whose names tell their parts.
         seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
-            for each part. Rules are for all outputs: no output is in every part.
+            applied to each part. Give rules for all outputs, because no output is in every part.
         progress: called with (part and stage, done, total).
-        model, model_args, key, trust, ...: how the model is loaded, as for ``verify``; what the files recorded at their
-            export need not be given again.
+        model, model_args, key, trust, ...: options that load the model, as for ``verify``. Options that the files
+            recorded at their export need not be given again.
+
+    Returns:
+        the comparison of each file; true if all pass. Other ONNX files in the folder are noted.
 
     Raises:
         InputError: a part's file is missing.
-        NormdeployError: as ``verify``; the message names the file.
+        NormdeployError: as for ``verify``; the message names the file.
     """
     place = Path(call.folder)
     missing = [name for name in PART_FILES.values() if not (place / name).is_file()]

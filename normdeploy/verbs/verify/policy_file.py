@@ -1,13 +1,24 @@
-"""A policy as a file, ``verify.toml``: the rules, names and limits that ``verify`` takes as options.
+"""Read a policy file, ``verify.toml``, with the rules, names and limits that ``verify`` takes as options.
 
-tolerance = "1e-3:1e-2"             # ABS:REL, or [1e-3, 1e-2], or { abs = 1e-3, rel = 1e-2 }: for every output
-metric = ["cosine>=0.995"]          # one or several, for every output
-also-default = true                 # the default rule must hold as well; the rules beside it may be given elsewhere
-labels = "label"                    # the dataset's labels, for accuracy_drop and accuracy5_drop
+# For every output: ABS:REL, or [1e-3, 1e-2], or { abs = 1e-3, rel = 1e-2 }.
+tolerance = "1e-3:1e-2"
+
+# One metric or several, for every output.
+metric = ["cosine>=0.995"]
+
+# The default rule must hold as well; the other rules may come from options instead.
+also-default = true
+
+# Array or column of the dataset's labels, for accuracy_drop and accuracy5_drop.
+labels = "label"
+
 max-elements = 100000
-map = { "input.1" = "x" }           # the file's name = the model's
 
-[outputs.logits]                    # of one output; of each kind its own rule goes before that for all
+# The file's name = the model's name.
+map = { "input.1" = "x" }
+
+# One output: a rule here replaces the rule of its kind for all outputs.
+[outputs.logits]
 tolerance = { abs = 1e-3, rel = 1e-2 }
 metric = "top1>=0.99"
 """
@@ -29,14 +40,19 @@ from ...types import PathLike
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
 _OF_TOLERANCE = ("abs", "rel")
-# bytes of a file
+# Largest file, in bytes.
 _LONGEST = 2**20
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a file says; ``most`` is ``max-elements``, ``labels`` the name of the dataset's labels; None where it says
-    nothing of them."""
+    """Content of a policy file.
+
+    Attributes:
+        names: the file's name of an input or output -> the model's.
+        most: value of ``max-elements``; None if missing.
+        labels: name of the dataset's labels; None if missing.
+    """
 
     policy: Policy = field(default_factory=Policy)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -45,10 +61,14 @@ class PolicyFile:
 
 
 def read_policy(path: PathLike) -> PolicyFile:
-    """
+    """Read a policy file.
+
+    Returns:
+        its rules, names and limits.
+
     Raises:
-        InputError: there is no such file, it is no TOML, or holds a key or value that means nothing; with its line
-            where that is known.
+        InputError: the file is missing, is not TOML, or has an unknown key or an invalid value. The message gives the
+            line if it is known.
     """
     name = os.fspath(path)
     try:
@@ -64,6 +84,8 @@ def read_policy(path: PathLike) -> PolicyFile:
 
 
 class _PolicyReader:
+    """Read the tables of one policy file, and locate errors in its text."""
+
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._text = text
@@ -148,7 +170,7 @@ class _PolicyReader:
 
 
 def _line_of_key(text: str, where: tuple[str, ...]) -> int:
-    """The line on which a key or the table around it stands, 0 where neither is seen: tomllib keeps no places."""
+    """Return the line of a key or of the table around it, 0 if neither is found: tomllib keeps no line numbers."""
     table: tuple[str, ...] = ()
     best = 0
     deepest = 0

@@ -1,5 +1,7 @@
-"""Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule:
-``normdeploy.verbs.verify.file_comparison``)."""
+"""Run eager, the float64 reference and each runtime on every case, and judge the runtimes.
+
+``normdeploy.verbs.verify.file_comparison`` documents the rule.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +42,37 @@ from .runtime_tallies import RuntimeTallies
 from .stand_in_results import StandInResults
 from .wording import list_some
 
-# nodes without a float64 form, named
+# Number of nodes without a float64 form that a note names.
 _NARROW = 3
-# sizes that the model does not take, each told with the error
+# Number of refused sizes that are noted with their errors.
 _REFUSALS = 3
 
 
 def round_inputs(feeds: Arrays, half: np.dtype | None) -> dict[str, Array]:
-    """Return floating inputs as numbers of ``half``, in their own types; None: as they are."""
+    """Round floating-point inputs to ``half`` and keep their dtypes.
+
+    Args:
+        half: dtype to round to; None for no rounding.
+
+    Returns:
+        input name -> array.
+    """
     if half is None:
         return dict(feeds)
     return {n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()}
 
 
 class PrecisionTrial:
-    """Eager in one precision, what float64 says, and the runtimes that are judged by them.
+    """Trial in one precision: eager, the float64 reference, and the runtimes that are judged by them.
 
-    ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
-    ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
-    ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
-    ``quantized``: every file is, and has a budget of its steps. ``clock``: what all of it may take; None: any time.
+    Args:
+        precision: half precision of the trial, to which inputs are rounded, for the reference too; "" for the model's
+            own precision.
+        each: give every element its own bound (`ErrorBounds`), which takes some runs of the reference for each case.
+        policy: rules given by the user.
+        dataset: True if samples are among the cases, so that metrics are measured on them alone.
+        quantized: True if every file is quantized and has an error budget.
+        clock: limit on the time; None for no limit.
     """
 
     def __init__(
@@ -75,7 +88,7 @@ class PrecisionTrial:
         clock: BudgetClock | None = None,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
-        # the nodes of a reference file that have no float64 form
+        # Nodes of a reference file without a float64 form.
         self.narrow = ""
         self._clock = BudgetClock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
@@ -98,9 +111,15 @@ class PrecisionTrial:
         self._unit = 4 * (model_unit_roundoff(model) if half is None else FORMATS[precision].unit_roundoff)
 
     def prepare_answers(self, cases: Sequence[InputCase]) -> Iterator[None]:
-        """Run eager and the reference on every case, yielding before each, until half of the time is over.
+        """Run eager and the reference on every case until half of the time is over.
 
-        The user's own inputs are run whatever they take.
+        The user's own inputs always run.
+
+        Yields:
+            None before each case.
+
+        Raises:
+            InputError: the model fails on an input that it must take, or runs on no input.
         """
         with self.eager.make() as self.eager.runner:
             for case in cases:
@@ -129,7 +148,7 @@ class PrecisionTrial:
             )
 
     def _has_time(self, case: InputCase) -> bool:
-        """Return whether there is time for a case, if each element of its inputs takes as long as in the last one."""
+        """Return whether there is time for a case, if its elements take as long as those of the last one."""
         return not self._clock.is_half_over() and self._clock.has_time(self._pace * self._count_elements(case))
 
     def _count_elements(self, case: InputCase) -> int:
@@ -142,7 +161,7 @@ class PrecisionTrial:
         try:
             eager = self.eager.runner.infer(feeds)
         except InputError as error:
-            # Arrays that a module may refuse, NaN say, were promised by nobody.
+            # A module may refuse some arrays, such as those with NaN, so these do not fail the comparison.
             if case.promised and case.kind not in LENIENT:
                 raise InputError(f"{case.name}: {error}") from error
             self._refused.append((case.name, str(error)))
@@ -182,9 +201,10 @@ class PrecisionTrial:
     def _answer_in_bfloat16(
         self, case: InputCase, feeds: Arrays, eager: RunResult, reference: RunResult
     ) -> RunResult | None:
-        """Return the answer with bfloat16's roundings where float16 loses an output for its range; None elsewhere.
+        """Return the result with bfloat16's roundings if an output exceeds float16's range; otherwise None.
 
-        An overflow is no rounding, so it widens no bound: bfloat16 has fewer digits, and float32's range.
+        An overflow is not a rounding, so it widens no bound. bfloat16 has fewer digits than float16, and float32's
+        range.
         """
         if self._half != np.float16 or case.kind not in {"random", *OWN_KINDS}:
             return None
@@ -199,7 +219,7 @@ class PrecisionTrial:
         beyond = [name for name in lost if not has_lost_all_digits(wide[name], reference[name])]
         if not beyond:
             return None
-        # The first input tells the kind.
+        # Note only the first such input.
         if not self._beyond_range:
             self.notes.append(
                 f"values leave float16's range at {case.name}: {', '.join(beyond)} keeps no digit there, and some in"
@@ -212,7 +232,7 @@ class PrecisionTrial:
         return round_inputs(case.make(), self._half)
 
     def _resolve_rules(self, reference: RunResult) -> None:
-        """The rules for each output, once it is known what they are."""
+        """Split the rules by output on the first case, when the outputs' dtypes are known."""
         if not self._settled and self.tallying.policy:
             self.tallying.policy, notes = resolve_policy(self.tallying.policy, reference)
             self.notes += notes
@@ -223,7 +243,7 @@ class PrecisionTrial:
         return self._reference.float64_runner.run_rounded(feeds, seed, self._half_type)
 
     def run_candidate(self, candidate: RuntimeCandidate) -> None:
-        """Run a loaded candidate on every case, and keep it to be judged."""
+        """Run a loaded candidate on every case, and keep it for judgment."""
         self.candidates.append(candidate)
         candidate.measures = OutputMeasures(self.tallying.policy, self._dataset)
         if candidate.name == UNROUNDED and self.tallying.skips_step_budget(candidate):
@@ -237,7 +257,7 @@ class PrecisionTrial:
         candidate.runner = None
 
     def rerun_candidate(self, candidate: RuntimeCandidate) -> None:
-        """Run a candidate on every case anew, whose file is judged otherwise now."""
+        """Run a candidate on every case again, because its file is judged differently now."""
         if candidate.unavailable or candidate.failure:
             return
         candidate.tallies, candidate.measures, candidate.ran = (
@@ -251,10 +271,10 @@ class PrecisionTrial:
         candidate.runner = None
 
     def rejudge_within_ranges(self) -> None:
-        """Run the candidates of each file anew that fails, and whose ranges can be those of a calibration.
+        """Run the candidates of each failed file again if its ranges can be those of a calibration.
 
-        A quantized file of another tool records no ranges. Those that a calibration on inputs like these can have given
-        are taken for right: what they cut off is judged by nothing, as in a file that records its ranges
+        A quantized file from another tool records no ranges. If a calibration on inputs like these could have given its
+        ranges, they are trusted. Values that they clip are then not judged, as in a file that records its ranges
         (`quantization_budget`).
         """
         budgets = {id(c.subject.steps): c.subject.steps for c in self.candidates if c.subject and c.subject.steps}
@@ -265,8 +285,14 @@ class PrecisionTrial:
                     self.rerun_candidate(candidate)
 
     def passes(self, fresh: RuntimeCandidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
-        """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
-        ``names``."""
+        """Check whether a candidate that is not loaded yet is right in ``outputs``.
+
+        Args:
+            names: cases to run; none given: every case.
+
+        Returns:
+            True if it ran and none of the outputs is wrong.
+        """
         fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
@@ -277,7 +303,11 @@ class PrecisionTrial:
         )
 
     def measure_candidate(self, fresh: RuntimeCandidate, names: Sequence[str]) -> list[OutputResult]:
-        """Run a candidate that is not loaded yet on the cases called ``names``, and return what it comes to."""
+        """Run a candidate that is not loaded yet on the cases in ``names``.
+
+        Returns:
+            one result for each output.
+        """
         fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
@@ -292,18 +322,18 @@ class PrecisionTrial:
         bounded: bool = False,
         deciding: Collection[str] = (),
     ) -> None:
-        """Run a loaded candidate on the cases of ``names``, all if there are none.
+        """Run a loaded candidate on the cases in ``names``, or on all if there are none.
 
         Args:
-            bounded: while there is time.
-            deciding: until one of these outputs fails.
+            bounded: stop when the time is over.
+            deciding: stop when one of these outputs fails.
         """
         for answer in self.answers:
             if self.tallying.has_wrong_output(candidate, deciding):
                 return
             if (names and answer.case.name not in names) or not is_comparable(candidate, answer, self._compares_inside):
                 continue
-            # One input is run whatever it takes, or nothing would be known of the runtime.
+            # One input always runs, because otherwise nothing would be known about the runtime.
             late = bounded and bool(candidate.tallies) and self._clock.is_over()
             if late and answer.case.kind not in OWN_KINDS:
                 if candidate.file_label:
@@ -322,7 +352,10 @@ class PrecisionTrial:
                 self.tallying.tally_result(candidate, answer, narrow | known)
 
     def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: Array) -> Array:
-        """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
+        """Cast a result to the output's dtype in the model.
+
+        A half-precision file may keep inputs and outputs in float32, and the evaluator gives float64.
+        """
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):
                 return value.astype(self.tallying.dtype_of(output))
@@ -339,5 +372,9 @@ class PrecisionTrial:
             return value
 
     def candidate_results(self, candidate: RuntimeCandidate) -> list[OutputResult]:
-        """Return one result for each output, none where it was not run."""
+        """Judge all outputs of a candidate.
+
+        Returns:
+            one result for each output; none if the candidate was not run.
+        """
         return candidate_results(self, candidate)

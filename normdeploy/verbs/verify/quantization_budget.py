@@ -1,35 +1,37 @@
-"""What a quantized file may be off by: the error budget that follows from the steps of its scales.
+"""Compute the allowed error of a quantized file from the steps of its scales (its error budget).
 
     |value − reference| ≤ default bound + 4 · (a + w)
 
-``w`` and ``a`` are how far an element moves where the file is evaluated in float64 with each stored weight anywhere in
-the half step around its code, and with the grid of each quantizer of data shifted by a part of a step
-(`runtimes.quantized_float64`): the largest of a few draws, or half of the output's root mean square of these where that
-is more, because few draws tell little of a single element; more are made while something lies outside. The 4 is the
-room between two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity. What still
-lies outside
-is allowed what 4 times these roundings make of it, which at a kink is more than 4 times what a draw makes: nothing of
-ReLU behind a negative sum, or of a choice between two values.
+``w`` is how far an element moves if each stored weight lies anywhere within half a step of its code. ``a`` is how far
+it moves if the grid of each activation quantizer shifts by a fraction of a step (`runtimes.quantized_float64`). Both
+are the largest of a few draws, evaluated in float64. If half of their root mean square over the output is larger, that
+counts instead, because few draws say little about a single element. More draws are made while an element exceeds its
+bound. The factor 4 is the margin between two draws, as in `compare.error_bounds`.
+
+Both are first order in the steps and follow every nonlinearity. An element that is still outside may be off by the
+effect of roundings 4 times as wide. At a kink this exceeds 4 times the effect of one draw, which is zero for a ReLU
+after a negative sum, or for a choice between two values.
 
 The file is judged four times:
 
-- in float64 with no activation rounded: only w is allowed. Weights, scales or zero points that are not the model's, and
-  a DequantizeLinear that is not the inverse of its QuantizeLinear, leave it. Ranges clip here too, as they do for ReLU;
-  clipping is no rounding and has no budget, so that a range that is too small leaves it.
-- in float64, rounded as the file says: a + w.
-- in each runtime: a + w from the reference, and a from the file's own float64, where a value that is rounded to the
-  other side is one step.
+- in float64 without rounding activations: only w is allowed. Weights, scales or zero points that differ from the
+  model's exceed it, and so does a DequantizeLinear that does not invert its QuantizeLinear. Ranges clip here too,
+  because a range may act as a ReLU. Clipping is not rounding and has no budget, so a range that is too small exceeds
+  it.
+- in float64 with the file's rounding: a + w.
+- in each runtime: a + w from the reference, and a from the file's own float64 evaluation. A value rounded to the other
+  side counts as one step there.
 
-A file that records what ranges calibration gave (`graphs.quantization_info.RECORD`) is no worse for inputs beyond them.
-There it is held against the model without any ends of ranges, and rounded against itself with ends and without
-rounding; what the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else
-ranges are judged as those of any file.
+A file that records the ranges of its calibration (`graphs.quantization_info.RECORD`) does not fail for inputs beyond
+them. It is compared with the model without clipping and rounding. On inputs beyond the ranges, its rounded outputs are
+compared with its own, clipped but not rounded. Clipped values are reported but not judged. The record must match the
+file's scales; otherwise its ranges are judged as those of any file.
 
-A file of another tool records none. Its ranges are taken for those of a calibration where one on inputs like these can
-have given them (`StepBudget.trust_ranges`), and it is held as above.
+A file from another tool has no record. If a calibration on inputs like these could have given its ranges
+(`StepBudget.trust_ranges`), they are trusted and the file is compared in the same way.
 
-Where the budget is larger than the output (root mean squares), zeros would lie in it as well. It says nothing then, and
-the file fails: only a metric can tell what it is worth.
+If 4 times the effect of the steps exceeds the output (root mean squares), zeros would pass too. The budget is then
+meaningless and the file fails; only a metric can judge it.
 """
 
 from __future__ import annotations
@@ -60,45 +62,53 @@ UNROUNDED = "float64, activations not rounded"
 BUDGET = "error budget of its steps"
 BOTH = ("activations", "weights")
 AGAINST = ", against the file in float64"
-# activations are not rounded, and ranges have no ends
+# Draw that neither rounds activations nor clips to ranges.
 UNBOUNDED = RoundingDraw("exact", clips=False)
 _FLOOR = 0.5
 _RUNS = 3
 _MOST_RUNS = 48
 _MOST_WIDE = 12
-# elements that lie outside, or a hundredth of all, for which more draws are made
+# Most elements outside the bound (or 1 % of all) for which more draws are made.
 _FEW = 8
-# times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
+# Multiple of the bound that more draws can't reach: the largest of 48 draws is about twice that of 3.
 _HOPELESS = 4.0
 _NAMED = 3
 _USUAL = ("random", "given")
-# of the output, from which on zeros would lie in the budget
+# Relative effect of the steps above which zeros would lie within the budget.
 VOID = 1 / EAGER_MULTIPLE
 
 
 class StepBudget:
-    """Of one quantized file.
+    """Error budget of one quantized file.
 
-    ``calibrated``: what quantizers make whose ranges are taken for those of a calibration; ``altered``: why one is not.
+    Attributes:
+        calibrated: quantized tensors whose ranges are trusted as those of a calibration.
+        altered: reason why a recorded range is not trusted; "" if all are.
+        failure: reason why the budget can't be computed; None if it can.
+        cut: inputs on which calibrated ranges clip values.
     """
 
     def __init__(self, subject: RenamedFile, calibrated: Collection[str] = (), altered: str = "") -> None:
         self._subject = subject
         self._runner: QuantizedRunner | None = None
         self._cases: dict[str, CaseBudget] = {}
-        # output -> squares of what the steps do, of the output
+        # Output -> sums of squares: effect of the steps, output.
         self._sums: dict[str, list[float]] = {}
         self._last: tuple[Arrays, RoundingDraw, RunResult] | None = None
-        # why there is none
         self.failure: str | None = None
         self.calibrated = frozenset(calibrated)
         self.altered = altered
-        # inputs of which something lies beyond the calibrated ranges
         self.cut: list[str] = []
         self._random: list[_RandomRun] = []
 
     def infer(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
-        """One run, by the model's names.
+        """Run the file in float64 with the model's names.
+
+        Args:
+            draw: roundings to draw.
+
+        Returns:
+            the outputs by the model's names.
 
         Raises:
             NormdeployError: a node can't be computed in float64.
@@ -110,7 +120,10 @@ class StepBudget:
         return self._subject.model_results(self._runner.run_with_draw(self._subject.own_feeds(feeds), draw))
 
     def cached_answer(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
-        """`infer`, or what a budget on these very ``feeds`` or the call before has of it already.
+        """Run the file as `infer` does, or reuse a result for these very ``feeds``.
+
+        Returns:
+            the outputs by the model's names.
 
         Raises:
             NormdeployError: a node can't be computed in float64.
@@ -127,9 +140,13 @@ class StepBudget:
     def case_budget(
         self, case: str, kind: str, feeds: Arrays, may_draw: Callable[[], bool] = lambda: True
     ) -> CaseBudget | None:
-        """The budget on one input; None where the file can't be evaluated, which ``failure`` says.
+        """Compute the budget on one input.
 
-        ``may_draw``: whether there is time for more draws than the first.
+        Args:
+            may_draw: returns whether there is time for more draws than the first ones.
+
+        Returns:
+            the budget; None if the file can't be evaluated, with the reason in ``failure``.
         """
         if self.failure:
             return None
@@ -143,7 +160,7 @@ class StepBudget:
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
-            # Inputs that a user gives are those that the file will meet: what is cut off there counts.
+            # The user's inputs are those that the file will meet, so values clipped there count.
             if kind == "random":
                 elements = sum(value.size for value in feeds.values())
                 self._random.append(_RandomRun(elements, self._cases[case].clipped))
@@ -154,22 +171,25 @@ class StepBudget:
         return self._cases[case]
 
     def _clipped_tensors(self) -> frozenset[str]:
-        """What the last run, as the file says, cut off."""
+        """Return the quantized tensors that the last run clipped."""
         if self._runner is not None:
             return self._runner.clipped_tensors()
         return frozenset()
 
     def trust_ranges(self) -> bool:
-        """Take the ranges for those of a calibration, if one on inputs like these can have given them; whether it can.
+        """Trust the file's ranges if a calibration on inputs like these could have given them.
 
-        A calibration sees at least one run, and the range that it gives holds all of that run. So each range must hold
-        all of one of the random runs here. Small runs are left out: a wrong range holds few elements by chance.
+        A calibration sees at least one run, and its ranges hold all of that run. So each range must hold all of at
+        least one random run here. Small runs are left out, because a wrong range may hold a few elements by chance.
+
+        Returns:
+            True if the ranges are trusted from now on.
         """
         if self.calibrated or self.altered or not self._random:
             return False
         enough = statistics.median(run.elements for run in self._random)
         clipped = [run.clipped for run in self._random if run.elements >= enough]
-        # Zeros may lie outside too, as a black image does.
+        # Zeros may be out of range too, for example a black image.
         every = frozenset[str]().union(*(budget.clipped for budget in self._cases.values()))
         if not every or any(all(name in names for names in clipped) for name in every):
             return False
@@ -181,7 +201,11 @@ class StepBudget:
         return True
 
     def describe_clipped_ranges(self, label: str) -> str | None:
-        """What the calibrated ranges cut off, None where nothing."""
+        """Note the inputs beyond the calibrated ranges.
+
+        Returns:
+            a note, or None if nothing was clipped.
+        """
         if not self.cut:
             return None
         reached = sorted(self.list_saturations(), key=lambda s: -s.beyond)
@@ -192,18 +216,31 @@ class StepBudget:
         )
 
     def relative_error(self, output: str) -> float | None:
-        """What the steps alone move the output by over its size, root mean squares; None of integers."""
+        """Compute the effect of the steps alone, relative to the output (root mean squares).
+
+        Returns:
+            the ratio; None for an integer output.
+        """
         if output not in self._sums:
             return None
         return _relative_size(*self._sums[output])
 
     def list_saturations(self) -> list[Saturation]:
+        """List the quantized tensors whose values exceeded their ranges.
+
+        Returns:
+            one saturation for each.
+        """
         if self._runner is None:
             return []
         return [s for s in self._runner.list_saturations() if s]
 
     def explain_failure(self, runtime: str) -> str | None:
-        """Return what a row that fails is told beside its numbers."""
+        """Explain the failure of a runtime.
+
+        Returns:
+            a reason, or None if the numbers alone explain it.
+        """
         altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
         clipped = sorted(self.list_saturations(), key=lambda s: -s.beyond)
         if clipped:
@@ -221,14 +258,19 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class _RandomRun:
-    """``elements``: of the inputs; ``clipped``: what the file cuts off there."""
+    """Random run of a file.
+
+    Attributes:
+        elements: number of elements of the inputs.
+        clipped: quantized tensors that were clipped.
+    """
 
     elements: int
     clipped: frozenset[str]
 
 
 def _is_undecided(error: Array, bound: Array) -> bool:
-    """Whether more draws may yet bring what lies outside within."""
+    """Return whether more draws may still raise the bound above the error."""
     return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
 
 
@@ -241,7 +283,13 @@ def _relative_size(steps: float, size: float) -> float:
 
 
 def raise_to_floor(moved: Array) -> Array:
-    """Return how far elements move, each at least half of the root mean square of all: few draws say little of one."""
+    """Raise each nonzero movement to at least half of their root mean square.
+
+    Few draws say little about a single element.
+
+    Returns:
+        movement of each element.
+    """
     if moved.size:
         typical = float(np.sqrt(np.mean(moved**2)))
     else:
@@ -251,7 +299,13 @@ def raise_to_floor(moved: Array) -> Array:
 
 @dataclass
 class _Spread:
-    """``moved``: output -> how far its elements move at most in the draws so far, float32."""
+    """Movement of the elements over the draws so far.
+
+    Attributes:
+        moved: output -> largest movement of each element, float32.
+        width: factor on the width of the drawn roundings.
+        runs: number of draws.
+    """
 
     moved: dict[str, Array]
     width: float
@@ -259,12 +313,16 @@ class _Spread:
 
     @classmethod
     def of_outputs(cls, outputs: Arrays, width: float) -> Self:
-        """Start without a draw, for the floating outputs."""
+        """Start without draws, for the floating-point outputs.
+
+        Returns:
+            a spread with zero movements.
+        """
         floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
         return cls({name: np.zeros(value.shape, np.float32) for name, value in floats.items()}, width)
 
     def add(self, run: Arrays, center: Arrays) -> None:
-        """Take one more draw in."""
+        """Add one draw."""
         self.runs += 1
         for name, widest in self.moved.items():
             if run[name].shape == widest.shape:
@@ -273,21 +331,29 @@ class _Spread:
 
 @dataclass
 class CaseBudget:
-    """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
-    says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends.
-    ``may_draw``: asked before all draws but the first."""
+    """Error budget on one input.
+
+    Attributes:
+        run: evaluates the file with a draw.
+        last_clipped: returns the quantized tensors that the last run clipped.
+        calibrated: quantized tensors with trusted ranges.
+        may_draw: returns whether there is time; called before all draws but the first ones.
+        clipped: quantized tensors that the file clips.
+        cut: the file with clipping but without rounding, if only trusted ranges clip; otherwise None.
+        center: the file without rounding of activations and without clipping.
+        plain: the file with its own rounding and clipping.
+    """
 
     run: Callable[[Arrays, RoundingDraw], RunResult]
     feeds: Arrays
     last_clipped: Callable[[], frozenset[str]] = frozenset
     calibrated: frozenset[str] = frozenset()
     may_draw: Callable[[], bool] = lambda: True
-    # what the file cuts off, by the names that quantizers make
     clipped: frozenset[str] = field(init=False)
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
-    # by source: draws of the steps, and of 4 times these
+    # By source of error: draws of the steps, and draws 4 times as wide.
     _spread: dict[str, _Spread] = field(init=False)
     _wide: dict[str, _Spread] = field(init=False)
 
@@ -306,7 +372,7 @@ class CaseBudget:
 
     @property
     def float_outputs(self) -> Collection[str]:
-        """The outputs that steps move by a part of themselves."""
+        """Return the floating-point outputs."""
         return self._spread["weights"].moved
 
     def _run_draw(self, source: str, seed: int, width: float = 1.0) -> RunResult:
@@ -315,15 +381,23 @@ class CaseBudget:
         return self.run(self.feeds, RoundingDraw(seed, clips=False, width=width))
 
     def _run_more_draws(self, spreads: Mapping[str, _Spread], sources: Sequence[str], least: int = 1) -> None:
-        """Draw as often again as before, and ``least`` times at least."""
+        """Double the number of draws, and make at least ``least``."""
         for source in sources:
             spread = spreads[source]
             for _ in range(max(spread.runs, least)):
                 spread.add(self._run_draw(source, spread.runs, spread.width), self.center)
 
     def allowed_error(self, output: str, sources: tuple[str, ...], base: Array, error: Array | None = None) -> Array:
-        """The largest error of each element that passes; ``base``: without any quantization. More draws are made while
-        ``error`` is not within."""
+        """Compute the allowed error of each element.
+
+        Args:
+            sources: sources of error to allow, of ``BOTH``.
+            base: allowed error without any quantization.
+            error: actual error; more draws are made while it exceeds the bound. None for no more draws.
+
+        Returns:
+            the bound for each element.
+        """
         if output not in self.float_outputs or self.center[output].shape != base.shape:
             return base
         bound = self._bound_of_elements(output, sources, base)
@@ -338,7 +412,7 @@ class CaseBudget:
         return bound
 
     def _wide_bound(self, output: str, sources: tuple[str, ...], base: Array, error: Array) -> Array:
-        """What draws of `EAGER_MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
+        """Return the bound from draws `EAGER_MULTIPLE` times as wide; more are made while ``error`` exceeds it."""
         while True:
             bound = np.asarray(base + sum(self._wide[source].moved[output].astype(np.float64) for source in sources))
             made = self._wide[sources[0]].runs
@@ -356,17 +430,29 @@ class CaseBudget:
         return np.asarray(base + EAGER_MULTIPLE * total)
 
     def sums_of_squares(self, output: str) -> tuple[float, float]:
-        """Sums over the elements: of what the steps do, and of the output."""
+        """Sum the squares of the steps' effect and of the output over the elements.
+
+        Returns:
+            (sum for the steps, sum for the output).
+        """
         value = self.center[output]
         steps = sum(self._spread[source].moved[output].astype(np.float64) ** 2 for source in BOTH)
         return float(np.nansum(steps)), float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
 
     def relative_error(self, output: str) -> float:
-        """What the steps move the output by over its size, root mean squares."""
+        """Compute the effect of the steps relative to the output (root mean squares).
+
+        Returns:
+            the ratio.
+        """
         return _relative_size(*self.sums_of_squares(output))
 
     def explain_integers(self, output: str, value: Array) -> Array:
-        """Which integers some draw gives too."""
+        """Find the integers that some draw gives too.
+
+        Returns:
+            mask of the explained elements.
+        """
         right = np.zeros(value.shape, bool)
         for seed in range(_MOST_RUNS):
             for source in BOTH:
@@ -381,7 +467,7 @@ class CaseBudget:
 
 
 class UnroundedReference:
-    """A quantized file as the reference of another: what it says without rounding its activations."""
+    """Quantized file as the reference of another, evaluated without rounding its activations."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         from ...runtimes.quantized_float64 import QuantizedRunner
@@ -390,7 +476,13 @@ class UnroundedReference:
         self._answers: dict[tuple[str, bool], RunResult] = {}
 
     def answer_case(self, case: str, feeds: Arrays, clips: bool) -> RunResult:
-        """On the input called ``case``; ``clips``: at the ends of its ranges.
+        """Evaluate the reference on the input named ``case``.
+
+        Args:
+            clips: clip to the ranges.
+
+        Returns:
+            the outputs.
 
         Raises:
             NormdeployError: a node can't be computed in float64.
@@ -401,7 +493,7 @@ class UnroundedReference:
 
 
 class FileReplica(HeldRunner):
-    """The file in float64 as a runtime of its own; ``types``: of the model's outputs."""
+    """Runtime that evaluates the file itself in float64."""
 
     def __init__(self, budget: StepBudget, draw: RoundingDraw, name: str) -> None:
         self.name = name
@@ -409,7 +501,11 @@ class FileReplica(HeldRunner):
         self._draw = draw
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Evaluate one input.
+
+        Returns:
+            the outputs by the model's names.
+
         Raises:
             RuntimeUnavailable: a node can't be computed in float64.
         """

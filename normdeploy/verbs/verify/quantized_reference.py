@@ -1,9 +1,10 @@
-"""What a quantized file is to answer, for ``bench`` and ``package``: what the file itself says, in float64.
+"""Evaluate a quantized file in float64, as the reference of ``bench`` and ``package``.
 
-How near it comes to the model is what ``verify`` looks at; generated inputs may lie beyond the ranges that it was
-calibrated for, which a race need not know. A value next to a tie is rounded to the other side by the least error of a
-runtime, so that each element may be off by what other roundings of the activations do to it
-(`runtimes.quantized_float64`).
+``verify`` measures the distance to the original model. ``bench`` does not need it, and generated inputs may lie beyond
+the ranges that the file was calibrated for.
+
+A runtime's smallest error can round a value near a tie to the other side. So each element may be off by the effect of
+other roundings of the activations (`runtimes.quantized_float64`).
 """
 
 from __future__ import annotations
@@ -30,31 +31,52 @@ _FOUR_BITS = ("int4", "uint4")
 
 @dataclass(frozen=True)
 class QuantizedAnswer:
-    """By the file's outputs, in their order; ``allowed``: how far each element may be off for other roundings."""
+    """Float64 outputs of a quantized file, by name and in the file's order.
+
+    Attributes:
+        outputs: name -> float64 output.
+        allowed: name -> allowed error of each element, for other roundings.
+    """
 
     outputs: dict[str, Array]
     allowed: dict[str, Array]
 
 
 def is_supported_quantized(file: PathLike) -> bool:
-    """Whether a file is quantized in a way that float64 follows."""
+    """Check whether a file is quantized and float64 evaluation supports all its ops.
+
+    Returns:
+        False also for a file that onnx's checker rejects.
+    """
     try:
         proto = load_onnx(file, external_data=False)
     except GraphError:
-        # onnxruntime runs files that onnx's checker does not know
+        # onnxruntime runs some files that onnx's checker rejects.
         return False
     return is_quantized(proto) and not unexpandable_ops(proto)
 
 
 def has_four_bit_weights(file: PathLike) -> bool:
-    """Whether layers hold weights of four bits: onnxruntime's optimizer rounds what these read to 8 bits."""
+    """Check whether layers hold 4-bit weights.
+
+    onnxruntime's optimizer rounds the activations that such layers read to 8 bits.
+
+    Returns:
+        True if a quantized layer has int4 or uint4 weights.
+    """
     return any(layer.weight in _FOUR_BITS for q in all_quantizations(load_onnx(file)) for layer in q.quantized_layers())
 
 
 def evaluate_quantized(file: PathLike, feeds: Arrays, weights: bool = False) -> QuantizedAnswer | None:
-    """What ``file`` says of ``feeds``; None where float64 can't tell.
+    """Evaluate a quantized file in float64.
 
-    ``weights``: the outputs may differ by what half a step of each stored weight does, too: those of the model before.
+    Args:
+        feeds: inputs by name.
+        weights: also allow the effect of half a quantization step in each stored weight, so that outputs of the float
+            model pass.
+
+    Returns:
+        outputs and allowed errors; None if float64 evaluation can't run the file.
     """
     try:
         runner = QuantizedRunner(load_onnx(file))

@@ -1,4 +1,4 @@
-"""Name what draws random numbers: of two runs of such a model neither is right, so nothing can be compared with it."""
+"""Find ops that draw random numbers; two runs of such a model differ, so nothing can be compared with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _RATES = ("dropout", "dropout_p", "p")
 
 
 def random_ops_of_program(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Each operator that draws and is used, with its module: "aten.randn_like in module 'enc'"."""
+    """Find the operators that draw random numbers and affect an output.
+
+    Returns:
+        operators with their modules, without repeats: "aten.randn_like in module 'enc'".
+    """
     return tuple(dict.fromkeys(_find_random_calls(program.graph_module)))
 
 
@@ -39,7 +43,7 @@ def _find_random_calls(module: torch.fx.GraphModule) -> Iterator[str]:
 
 
 def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """The nodes that an output hangs on, and those that write into their arguments."""
+    """Return the nodes that an output depends on, and those that write into their arguments, with their inputs."""
     waiting = [
         n
         for n in module.graph.nodes
@@ -54,7 +58,10 @@ def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
 
 
 def _is_random_in_eval(node: torch.fx.Node) -> bool:
-    """Dropout in evaluation, an attention or an LSTM without dropout bear the tag too, and draw nothing."""
+    """Check whether a node draws random numbers in evaluation.
+
+    Dropout in evaluation, and an attention or LSTM without dropout, also carry PyTorch's tag but draw nothing.
+    """
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     if torch.Tag.nondeterministic_seeded not in target.tags:
@@ -69,7 +76,11 @@ def _is_random_in_eval(node: torch.fx.Node) -> bool:
 
 
 def random_nodes_of_file(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Each node of the file that draws, with its name: "RandomNormalLike 'noise'"."""
+    """Find the nodes of a file that draw random numbers.
+
+    Returns:
+        op types with node names, without repeats: "RandomNormalLike 'noise'".
+    """
     nodes = [node for body in iter_bodies(proto) for node in body.node]
     on = {tensor.name for tensor in proto.graph.initializer if _is_true(tensor)}
     for node in nodes:

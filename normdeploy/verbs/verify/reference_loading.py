@@ -1,5 +1,4 @@
-"""What files are compared with, loaded: a PyTorch model with what the files remember of their export, or an ONNX
-model."""
+"""Load the reference of a comparison: a PyTorch model with options that the files recorded, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -36,7 +35,15 @@ if TYPE_CHECKING:
 def load_original(
     source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords
 ) -> tuple[Original, list[str]]:
-    """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
+    """Load the model that files are compared with: a PyTorch model, or an ONNX model given instead.
+
+    Returns:
+        (model, notes).
+
+    Raises:
+        InputError: options for a PyTorch model were given with an ONNX model.
+        NormdeployError: as for `load_judged_model`.
+    """
     from .reference_models import is_ort_session, open_original
 
     if isinstance(source, str | os.PathLike):
@@ -62,15 +69,15 @@ def load_judged_model(
 ) -> tuple[LoadedModel, list[str]]:
     """Load the PyTorch model on whose inputs ``files`` are judged.
 
-    The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
-    model's own count, and the claimed ones are tried beside them (`verify.claimed_inputs`). A live module without
-    stated dims is traced with the dynamic dims of the files, where it runs so.
+    The files' records complete the given options. If a record narrows the sizes or values that the model itself takes,
+    the model's own inputs count, and claimed ones are tried in addition (`verify.claimed_inputs`). A live module
+    without given dims is traced with the dynamic dims of the files, if it runs with them.
 
     Returns:
-        The model, and notes.
+        (model, notes).
 
     Raises:
-        NormdeployError: as ``recall_from_any`` and ``load_source``.
+        NormdeployError: as for ``recall_from_any`` and ``load_source``.
     """
     followed, notes = recall_from_any(source, files, given)
     if is_live_module(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
@@ -92,7 +99,7 @@ def load_judged_model(
     try:
         own = load_source(source, args, kwargs, bare)
     except (InputError, LoadError, ExportError):
-        # Weights and modules without a program say nothing of their inputs.
+        # Weights and modules without a program do not describe their inputs.
         own = None
     return merge_claims(model, own, label), notes
 
@@ -100,7 +107,7 @@ def load_judged_model(
 def _trace_with_file_dims(
     source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
 ) -> LoadedModel | None:
-    """Trace a live module with the dynamic dims of the first file that has some; None where it does not run so."""
+    """Trace a live module with the dynamic dims of the first ONNX file; None if it has none or the trace fails."""
     for file in files:
         if is_engine(file) or not has_examples(args, kwargs):
             continue
@@ -116,11 +123,16 @@ def _trace_with_file_dims(
 
 
 def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
-    """``recall_loading`` by the first of the ONNX files whose record may be followed; the refusal of another does not
-    matter then.
+    """Complete the loading options by the first ONNX file whose record may be followed (`recall_loading`).
+
+    A file whose record is refused is skipped if a later file's record is followed.
+
+    Returns:
+        (completed options, notes); the given options if no record adds any.
 
     Raises:
-        GraphError, InputError: as ``recall_loading``; or the ONNX file was given first and the model behind it.
+        GraphError: as for ``recall_loading``.
+        InputError: as for ``recall_loading``, or the ONNX file was given before its model.
     """
     if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx_file(source):
         model = next(
@@ -151,8 +163,7 @@ def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywor
 
 
 def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
-    """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files
-    behind it."""
+    """Return whether ``source`` is an ONNX file given as the model on purpose: no model follows among the files."""
     if not os.path.isfile(source) or not is_onnx_file(source):
         return False
     return all(

@@ -1,7 +1,7 @@
-"""What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
+"""Wrap the reference of a comparison: a PyTorch model, or an ONNX file or session (``verify a.onnx b.onnx``).
 
-An ONNX file is run in float64 node by node (``runtimes.onnx_float64``); what eager is to a model, onnxruntime with its
-optimizer off is to it, or the session that was given.
+An ONNX file is evaluated in float64 node by node (``runtimes.onnx_float64``). onnxruntime with its optimizer off, or
+the given session, takes the role that eager has for a PyTorch model.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ from ...storage.onnx_files import load_onnx, normalize_model
 from ...types import Arrays
 from .io_matching import TensorEnd, graph_ends
 
-# in the place of eager
+# Runtime that replaces eager for an ONNX reference.
 AS_IT_IS = "the reference as it is"
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
-# runtimes of what the files are compared with
+# Runtimes of the reference itself.
 OWN = (EagerRunner.name, AS_IT_IS)
 
 Float64 = RoundingRunner | OnnxFloat64Runner
 
 
 def runtime_label(runtime: str) -> str:
-    """What a runtime of ``OWN`` runs, as messages call it."""
+    """Name the model that a runtime of ``OWN`` runs, for messages.
+
+    Returns:
+        "the reference" or "the model".
+    """
     if runtime == AS_IT_IS:
         return "the reference"
     return "the model"
@@ -51,11 +55,12 @@ def runtime_label(runtime: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FileModel(ModelSignature):
-    """An ONNX model that others are compared with.
+    """ONNX model that other files are compared with.
 
-    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came
-    from memory.
-    ``guessed``: nothing says which sizes its dims take, so it need not run at all of those tried.
+    Attributes:
+        path: the file; None for a model from memory.
+        session: the user's session, which is run instead of a new one; None without.
+        guessed: True if the sizes of its dims are unknown, so it need not run at all sizes that are tried.
     """
 
     proto: onnx.ModelProto
@@ -67,20 +72,24 @@ class FileModel(ModelSignature):
 
     @cached_property
     def float64_runner(self) -> OnnxFloat64Runner:
-        """Made when asked for; once it has run, it holds the weights in float64."""
+        """Return the float64 evaluator, made on first use; after a run it holds the weights in float64."""
         return OnnxFloat64Runner(self.proto)
 
     @cached_property
     def coarsest_unit(self) -> float:
-        """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
+        """Return the unit roundoff of its coarsest floating type; 0 if it has none."""
         return self.float64_runner.unit
 
     def release_runner(self) -> None:
-        """Give up ``float64_runner``."""
+        """Release ``float64_runner``."""
         self.__dict__.pop("float64_runner", None)
 
     def with_inlined_functions(self) -> Self:
-        """Return the model with its functions' nodes in the places that call them, run by a session of our own."""
+        """Inline the model's functions; onnxruntime runs the result in a new session.
+
+        Returns:
+            the model, unchanged if it has no functions.
+        """
         proto = inline_functions(self.proto)
         if proto is self.proto:
             return self
@@ -91,44 +100,63 @@ Original = LoadedModel | FileModel
 
 
 class FloatReference:
-    """The model in float64: made when asked for, and given up when not needed for a while."""
+    """Model in float64, made on first use and released when it is not needed for a while."""
 
     def __init__(self, model: Original) -> None:
         self._model = model
 
     @cached_property
     def float64_runner(self) -> Float64:
+        """Return the float64 evaluator of the model."""
         if isinstance(self._model, FileModel):
             return self._model.float64_runner
         return RoundingRunner(self._model)
 
     def describe_narrow_nodes(self) -> list[str]:
-        """What of a reference file has run in its own types, for want of a float64 form."""
+        """List the nodes of a reference file that ran in their own types, because they have no float64 form.
+
+        Returns:
+            their descriptions.
+        """
         if isinstance(self._model, FileModel):
             return self._model.float64_runner.describe_narrow_nodes()
         return []
 
     def release_runner(self) -> None:
+        """Release the evaluator."""
         self.__dict__.pop("float64_runner", None)
         if isinstance(self._model, FileModel):
             self._model.release_runner()
 
 
 def model_label(model: Original) -> str:
+    """Name the model for messages.
+
+    Returns:
+        the file's label or "the model".
+    """
     if isinstance(model, FileModel):
         return f"{model.label}"
     return "the model"
 
 
 def own_precision_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
-    """What one correct evaluation in the model's own type, or in ``half``, is taken from, and what it is called."""
+    """Select the runner of one correct evaluation in the model's own type, or in ``half``.
+
+    Returns:
+        (name of the runtime, function that opens the runner).
+    """
     if isinstance(model, FileModel):
         return AS_IT_IS, partial(_OwnPrecisionRunner, model, half)
     return EagerRunner.name, partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
 
 
 def model_unit_roundoff(model: Original) -> float:
-    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
+    """Find the unit roundoff of the coarsest floating type in the model's graph.
+
+    Returns:
+        the roundoff; 0 if it has no floating type.
+    """
     if isinstance(model, FileModel):
         return model.coarsest_unit
     values = [node.meta.get("val") for node in model.program.graph.nodes]
@@ -137,14 +165,22 @@ def model_unit_roundoff(model: Original) -> float:
 
 
 def find_unused_inputs(model: Original) -> frozenset[str]:
-    """Return the inputs of a PyTorch model that none of its nodes reads."""
+    """Find the inputs of a PyTorch model that none of its nodes reads.
+
+    Returns:
+        their names; none for an ONNX model.
+    """
     if isinstance(model, FileModel):
         return frozenset()
     return frozenset(spec.name for spec, node in pair_tensor_inputs(model) if not _is_value_read(node))
 
 
 def pair_tensor_inputs(model: LoadedModel) -> list[tuple[InputSpec, torch.fx.Node]]:
-    """Return the inputs of a PyTorch model with their nodes; [] where they can't be told apart."""
+    """Pair the inputs of a PyTorch model with their nodes.
+
+    Returns:
+        the pairs; [] if they can't be assigned.
+    """
     given = set(model.program.graph_signature.user_inputs)
     nodes = [n for n in model.program.graph.nodes if n.op == "placeholder" and n.name in given]
     tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -154,12 +190,18 @@ def pair_tensor_inputs(model: LoadedModel) -> list[tuple[InputSpec, torch.fx.Nod
 
 
 def _is_value_read(node: torch.fx.Node) -> bool:
-    """Return whether more is read of a tensor than its sizes, which the other inputs have too."""
+    """Return whether more than sizes is read from a tensor; other inputs have the same sizes."""
     return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
 
 
 def rounds_itself(model: Original) -> bool:
-    """Return whether a PyTorch model holds the rounding of its quantization: a quantized file is that model itself."""
+    """Check whether a PyTorch model rounds as its quantized file does.
+
+    Such a file is compared with the model directly, without an error budget.
+
+    Returns:
+        True if an operator rounds to a quantization grid.
+    """
     if isinstance(model, FileModel):
         return False
     schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
@@ -167,7 +209,11 @@ def rounds_itself(model: Original) -> bool:
 
 
 def stores_codes(model: Original) -> bool:
-    """Return whether a model holds weights in codes itself."""
+    """Check whether a model stores weights as quantization codes.
+
+    Returns:
+        True if it does.
+    """
     if isinstance(model, FileModel):
         return has_code_casts(model.proto)
     held = [*model.program.state_dict.values(), *model.program.constants.values()]
@@ -176,9 +222,12 @@ def stores_codes(model: Original) -> bool:
 
 
 def compares_inside(model: Original) -> bool:
-    """Return whether an operator of a PyTorch model compares its operand with bounds in its kernel.
+    """Check whether an operator of a PyTorch model compares its operand with bounds inside its kernel.
 
-    Written as comparisons, it takes a NaN for a number beyond one of them.
+    Written as comparisons in a file, such an operator takes a NaN for a number beyond a bound.
+
+    Returns:
+        True if the model has one.
     """
     if isinstance(model, FileModel):
         return False
@@ -187,9 +236,12 @@ def compares_inside(model: Original) -> bool:
 
 
 def count_flops(model: Original) -> float:
-    """Floating-point operations of one run at the opt sizes, as far as torch counts them; 0 where it does not run.
+    """Count the floating-point operations of one run at the opt sizes, as far as torch counts them.
 
-    Of an ONNX file two for each weight and row of the inputs: what products of matrices take.
+    For an ONNX file, count two for each weight and row of the inputs, which matrix products take.
+
+    Returns:
+        the count; 0 if the model does not run.
     """
     if isinstance(model, FileModel):
         weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
@@ -200,13 +252,17 @@ def count_flops(model: Original) -> float:
         with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
             runner.infer(model.samples(0))
     except InputError:
-        # the comparison itself says so, and on which input
+        # The comparison itself reports this, with the input.
         return 0.0
     return float(counter.get_total_flops())
 
 
 def model_outputs(model: Original) -> list[TensorEnd]:
-    """The outputs, as far as the model says what they are."""
+    """List the outputs of the model.
+
+    Returns:
+        one end for each output, with kind and shape as far as the model states them.
+    """
     if isinstance(model, FileModel):
         return graph_ends(model.proto.graph)[1]
     values = {n.name: n.meta.get("val") for n in model.program.graph.nodes}
@@ -230,8 +286,10 @@ def model_outputs(model: Original) -> list[TensorEnd]:
 
 
 class _OwnPrecisionRunner(HeldRunner):
-    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no
-    kernel."""
+    """Runner of an ONNX model in onnxruntime, without its optimizer.
+
+    In half precision, or if onnxruntime has no kernel, nodes are evaluated one by one and rounded.
+    """
 
     name = AS_IT_IS
 
@@ -249,7 +307,7 @@ class _OwnPrecisionRunner(HeldRunner):
 
     def infer(self, feeds: Arrays) -> RunResult:
         outputs = self._run_model(feeds)
-        # once is enough
+        # Check once that two runs agree.
         if not self._asked:
             self._asked = True
             again = self._run_model(feeds)
@@ -268,31 +326,38 @@ class _OwnPrecisionRunner(HeldRunner):
         try:
             return self._model.float64_runner.run_in_half(feeds, self._half)
         except NormdeployError as error:
-            # the sizes or values do not fit, as onnxruntime would say
+            # The sizes or values do not fit the model; `OrtRunner` raises InputError for them too.
             raise InputError(str(error)) from error
 
     def _free_model(self) -> None:
         self._runner = None
 
 
-# ------------------------------------------------------------------ opening one
+# ------------------------------------------------------------------ opening a reference
 
 
 def is_ort_session(source: object) -> bool:
-    """Whether it is an onnxruntime.InferenceSession, of this onnxruntime or another."""
+    """Check whether ``source`` is an onnxruntime.InferenceSession, of this onnxruntime or another.
+
+    Returns:
+        True for a session.
+    """
     return type(source).__name__ == "InferenceSession" and hasattr(source, "run_with_ort_values")
 
 
 def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> FileModel:
-    """An ONNX file, a ModelProto with its weights loaded, or a session as what others are compared with.
+    """Open an ONNX file, a ModelProto with its weights loaded, or a session as the reference.
 
     Args:
-        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name.
-        dims: "batch=1:8:64": the range of a named dim.
+        inputs: sizes and values of an input, for example "ids:int64[batch,seq]{0:30522}".
+        dims: range of a named dim, for example "batch=1:8:64".
+
+    Returns:
+        the reference.
 
     Raises:
         GraphError: the file is broken, or a session does not hold the model that it was made from.
-        InputError: what is said of an input or dim fits none, or one is no tensor.
+        InputError: a given input or dim does not fit the model, or an input or output is not a numeric tensor.
     """
     path = None
     session = None
@@ -344,8 +409,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
 
 
 def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
-    """Return the model with usual sizes at which it runs, where those guessed are too small for it and others are
-    found."""
+    """Return the model with larger usual sizes, if it does not run at the guessed ones and others are found."""
 
     if not guessed:
         return model
@@ -361,7 +425,7 @@ def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
         with _OwnPrecisionRunner(model, None) as own:
             sizes = find_runnable_sizes(model, guessed, can_run)
     except NormdeployError:
-        # it can't be opened, which the comparison says
+        # The model can't be opened; the comparison reports it.
         return model
     dims = {
         name: replace(dim, opt=sizes[name], max=max(dim.max, sizes[name]))
@@ -373,7 +437,7 @@ def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
 
 
 def _describe_guesses(model: FileModel, found: FileInputs) -> Iterator[str]:
-    """Say what the file does not say of its inputs, and what was taken."""
+    """Yield notes on guessed sizes and values of the inputs."""
     if found.guessed:
         largest = max(model.named_dims[name].max for name in found.guessed)
         yield (

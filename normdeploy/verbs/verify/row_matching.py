@@ -1,4 +1,4 @@
-"""Finds arrays that are put together from whole rows of a model's tensors: packed and reordered gates, slices."""
+"""Find arrays that are composed of whole rows of a model's tensors: packed and reordered gates, slices."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ from ...types import Array
 from .derived_tensors import FloatSpacing
 from .parameter_orders import squeeze_shape
 
-# Elements, at least, that tell a row from others.
+# Fewest elements that identify a row.
 ROW = 4
-# Share of a weight that rows of the model make up, beyond which the rest was changed.
+# Share of a weight in rows of the model, above which the rest counts as changed.
 MOSTLY = 0.5
-# Rows of nobody's that are held against each row of a table.
+# Number of foreign rows that are compared with each row of a table.
 _LOOKED_AT = 64
-# Elements that are compared at once.
+# Largest number of elements that are compared at once.
 _MOST_COMPARED = 1 << 24
-# Elements of a table in float64 that are held at once.
+# Largest number of elements of a table that are converted to float64 at once.
 _AT_ONCE = 1 << 22
-# Relative; two parameters that training has drawn apart are farther from each other in some element.
+# Relative distance; two independently trained parameters differ by more in some element.
 NEAR = 1e-2
 
 
 class RowMatcher:
-    """Which arrays are put together from rows of others, a row being a line along any axis."""
+    """Match arrays with rows of the model's tensors, which are lines along any axis."""
 
     def __init__(self, parameters: Iterable[Array]) -> None:
         self._parameters = list(parameters)
         self._known: dict[tuple[int, str], set[int]] = {}
 
     def matched_share(self, array: Array) -> float:
-        """How much of it is put together so, along the axis along which it is most; rows of one number count for
-        nothing."""
+        """Compute the share of ``array`` that consists of known rows, along the axis with the largest share.
+
+        Rows that repeat one number do not count.
+
+        Returns:
+            share from 0 to 1.
+        """
         if len(squeeze_shape(array.shape)) < 2:
             vector = np.ascontiguousarray(array.reshape(-1))
-            # the row of an embedding
+            # The vector may be one row of an embedding.
             one = vector.size >= ROW and hash(vector.tobytes()) in self._row_hashes(vector.size, vector.dtype)
             if one:
                 return 1.0
@@ -48,10 +53,16 @@ class RowMatcher:
         )
 
     def lacks_parameter(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Decide whether one of ``parameters`` should stand where ``array`` has numbers of nobody's.
+        """Check whether foreign numbers in ``array`` replace those of one of ``parameters``.
 
-        A foreign row, or stretch of a vector, must come close to one that the file lacks: most of its telling elements
-        are the same, or all are within `NEAR` of it. Where most rows of a matrix are there, the others should be too.
+        A foreign row, or part of a vector, must be close to one that the file lacks: most of its distinctive elements
+        are equal, or all are within `NEAR` of it. If most rows of a matrix are present, the others should be too.
+
+        Args:
+            parameters: the model's tensors that the file lacks.
+
+        Returns:
+            True if one of them is missing from ``array``.
         """
         with np.errstate(over="ignore"):
             typed = [p.astype(array.dtype) for p in parameters]
@@ -70,7 +81,7 @@ class RowMatcher:
                 for along in (i for i, length in enumerate(matrix.shape) if length == size >= ROW):
                     every = {line.tobytes() for line in _lines_along(matrix, along)}
                     absent = every - lines
-                    # Most of the matrix is here, and there is room for the rest.
+                    # Most of the matrix is present, and there is room for the rest.
                     if 0 < len(absent) <= min(len(foreign), (1 - MOSTLY) * len(every)):
                         return True
                     if _are_any_close(foreign, absent, array.dtype):
@@ -78,10 +89,15 @@ class RowMatcher:
         return False
 
     def is_scaled(self, array: Array, require_time: Callable[[], None] = lambda: None) -> bool:
-        """Decide whether every row of ``array`` is one of the model's times a number, up to rounding.
+        """Check whether every foreign row of ``array`` is a row of the model times a number, up to rounding.
 
-        Gates of a weight-normed GRU and packed projections with a scaled query are such. ``require_time`` is called now
-        and then, and may raise.
+        Gates of a weight-normed GRU and packed projections with a scaled query are examples.
+
+        Args:
+            require_time: called now and then; it may raise.
+
+        Returns:
+            True if the rows along one axis are.
         """
         form = FloatSpacing.of_dtype(array.dtype)
         if len(squeeze_shape(array.shape)) < 2:
@@ -91,7 +107,7 @@ class RowMatcher:
             if size < ROW or not foreign:
                 continue
             known = [p for p in self._parameters if size in p.shape and p.ndim > 1]
-            # One table at a time: all of them in float64 take several times the memory of the model.
+            # Convert one table at a time, because all of them in float64 take several times the memory of the model.
             tables = (_lines_along(p, i) for p in known for i, n in enumerate(p.shape) if n == size)
             rows = np.stack([np.frombuffer(row, array.dtype) for row in foreign]).astype(np.float64)
             if _are_multiples(rows, tables, form, require_time):
@@ -100,7 +116,11 @@ class RowMatcher:
 
     @staticmethod
     def count_foreign_rows(array: Array, parameter: Array) -> int:
-        """How many rows of ``array`` are not those of ``parameter``, where most are; 0 where they are all or few."""
+        """Count the rows of ``array`` that differ from those of ``parameter`` at the same place, if most agree.
+
+        Returns:
+            the count along the first such axis; 0 if all rows agree or most differ.
+        """
         for axis, size in enumerate(array.shape):
             if size < ROW:
                 continue
@@ -113,7 +133,7 @@ class RowMatcher:
         return 0
 
     def _foreign_numbers(self, array: Array) -> Array:
-        """Give the elements of a vector, in order, that no vector of the model has."""
+        """Return the elements of a vector, in order, that no vector of the model contains."""
         flat = array.reshape(-1)
         with np.errstate(over="ignore"):
             vectors = [p.reshape(-1).astype(array.dtype) for p in self._parameters if len(squeeze_shape(p.shape)) == 1]
@@ -122,7 +142,7 @@ class RowMatcher:
         return flat
 
     def _scaled_numbers(self, array: Array, form: FloatSpacing) -> bool:
-        """Decide whether the foreign elements are those that a vector of the model misses here, times a number."""
+        """Return whether the foreign elements are a number times those of a model's vector that ``array`` lacks."""
         foreign = self._foreign_numbers(array).astype(np.float64)
         if foreign.size < ROW:
             return False
@@ -135,7 +155,7 @@ class RowMatcher:
 
     def _foreign_rows(self, array: Array, axis: int) -> set[bytes]:
         lines = _lines_along(array, axis)
-        # A row of one number is anybody's.
+        # A row that repeats one number identifies nothing.
         told = lines[(lines != lines[:, :1]).any(-1)]
         known = self._row_hashes(array.shape[axis], array.dtype)
         return {row for row in (line.tobytes() for line in told) if hash(row) not in known}
@@ -149,7 +169,7 @@ class RowMatcher:
         return 0.0
 
     def _row_hashes(self, length: int, dtype: Any) -> set[int]:
-        """Return the hashes of all rows, 64 bits each: the rows themselves are as large as the model for each axis."""
+        """Return 64-bit hashes of all rows; the rows themselves would take the model's size for each axis."""
         key = (length, str(dtype))
         if key not in self._known:
             fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]
@@ -160,14 +180,14 @@ class RowMatcher:
         return self._known[key]
 
     def _matched_runs(self, vector: Array) -> float:
-        """How much of it is parts of vectors, each of some elements, one behind the other."""
+        """Return the share of ``vector`` that consists of runs of known vectors, each of `ROW` elements or more."""
         at = length = 0
         vectors = [
             p.reshape(-1) for p in self._parameters if len(squeeze_shape(p.shape)) == 1 and p.size <= 16 * vector.size
         ]
         with np.errstate(over="ignore"):
             vectors = [v.astype(vector.dtype) for v in vectors]
-        # No run begins at a number that no vector has, and most of a folded bias is such.
+        # A run can't start at a number that no vector has, and most of a folded bias has such numbers.
         if vectors:
             shared = np.isin(vector, np.concatenate(vectors))
         else:
@@ -187,7 +207,7 @@ class RowMatcher:
 
 
 def _are_any_close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
-    """Decide whether one of ``some`` rows (the first `_LOOKED_AT`) comes close to one of the others."""
+    """Return whether one of ``some`` rows (the first `_LOOKED_AT`) is close to one of the others."""
     if not others:
         return False
     table = np.stack([np.frombuffer(row, dtype) for row in others])
@@ -208,10 +228,10 @@ def _are_any_close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
 def _are_multiples(
     rows: Array, tables: Iterable[Array], form: FloatSpacing, require_time: Callable[[], None] = lambda: None
 ) -> bool:
-    """Decide whether each of ``rows`` is a row of one of ``tables`` times a number."""
+    """Return whether each of ``rows`` is a row of one of ``tables`` times a number."""
     if rows.size > _MOST_COMPARED or not np.isfinite(rows).all():
         return False
-    # Of all directions that with the largest projection is the one.
+    # The matching direction is the one with the largest projection.
     largest = np.full(len(rows), -1.0)
     expected = np.zeros_like(rows)
     step = max(1, _AT_ONCE // max(rows.shape))
@@ -236,7 +256,7 @@ def _are_multiples(
 
 
 def _longest_prefix(vector: Array, other: Array) -> int:
-    """How many elements of the beginning of ``vector`` stand in ``other``, in their order."""
+    """Return the length of the longest prefix of ``vector`` that ``other`` contains."""
     longest = 0
     for start in np.flatnonzero(other == vector[0]):
         length = min(len(vector), len(other) - int(start))

@@ -1,5 +1,4 @@
-"""What an output comes to by the rules that were given for it, input after input (the rules:
-``compare.policy``)."""
+"""Measure an output by the rules given for it, one input after the other (``compare.policy`` defines the rules)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from ...inputs.input_cases import DATASET, HIDDEN, InputCase
 from ...types import Array, Arrays
 
 _USUAL = frozenset({"random", "given", DATASET})
-# where a tolerance is judged; outputs may vanish there, and no metric says anything
+# Kinds on which a tolerance is judged. Outputs may vanish on some of them, where metrics are meaningless.
 _TOLERATED = _USUAL | {
     "small",
     "zeros",
@@ -27,11 +26,15 @@ _TOLERATED = _USUAL | {
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What one rule says of one output in one runtime.
+    """Verdict of one rule on one output in one runtime; true if it passes.
 
-    ``measured`` and ``wanted``: the metric and its threshold; of a tolerance the error and what is allowed at the
-    element that comes nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all
-    rows. ``accuracies``: of a metric that asks for labels the reference's and this output's, of ``samples``.
+    Attributes:
+        measured: value of the metric; for a tolerance, the error of the element that came nearest to failing.
+        wanted: threshold of the metric; for a tolerance, the allowed error of that element.
+        case: the input of ``measured``; "" for metrics that are shares of all rows.
+        reason: reason of a failure that no number expresses.
+        accuracies: for a metric with labels, accuracy of the reference and of this output.
+        samples: number of labeled samples.
     """
 
     rule: str
@@ -69,7 +72,11 @@ class RuleVerdict:
 
 
 class RuleMeasure:
-    """One rule on one output of one runtime, over all inputs on which it is judged."""
+    """One rule on one output of one runtime, over all inputs that it is judged on.
+
+    Args:
+        dataset: measure metrics on the dataset alone.
+    """
 
     def __init__(self, rule: Rule, dataset: bool) -> None:
         self.rule = rule
@@ -91,11 +98,15 @@ class RuleMeasure:
         dtype: np.dtype,
         labels: Array | None = None,
     ) -> None:
-        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number
-        is infinite.
+        """Add one input.
+
+        Args:
+            value: the output; None if it is missing.
+            dtype: the model's type, in which a large number may be infinite.
+            labels: right classes, whole numbers [rows].
 
         Raises:
-            InputError: a label is none of the classes, or there are not as many labels as rows.
+            InputError: a label is not one of the classes, or the numbers of labels and rows differ.
         """
         if value is None:
             self._record_failure(case, "there is no such output")
@@ -109,6 +120,11 @@ class RuleMeasure:
                 self._measure_input(case, value, reference, dtype, labels)
 
     def verdict(self) -> RuleVerdict:
+        """Judge the inputs added so far.
+
+        Returns:
+            the verdict; failed if no input was added.
+        """
         if not self._broken and not self._seen:
             self._record_failure("", "it was run on no input on which this is judged")
         if not self._broken:
@@ -142,9 +158,9 @@ class RuleMeasure:
 
 
 class _ToleranceMeasure(RuleMeasure):
-    """A tolerance."""
+    """Measure of a tolerance."""
 
-    # A rule that no element comes near to is passed with an error of 0, of 0 allowed.
+    # A rule without any error passes with error 0 and allowed error 0.
     _worst = Verdict(0.0, 0.0)
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
@@ -176,7 +192,7 @@ class _ToleranceMeasure(RuleMeasure):
 
 
 class _MetricMeasure(RuleMeasure):
-    """A metric."""
+    """Measure of a metric without labels."""
 
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
@@ -218,7 +234,7 @@ class _MetricMeasure(RuleMeasure):
 
 
 def _describe_non_finite(value: Array, reference: Array) -> str | None:
-    """Which of the two holds a NaN or an infinity, None where neither does."""
+    """Name the array that has a NaN or an infinity; None if both are finite."""
     if not np.isfinite(reference).all():
         return "the reference holds a NaN or an infinity"
     if np.isfinite(value.astype(np.float64)).all():
@@ -227,12 +243,12 @@ def _describe_non_finite(value: Array, reference: Array) -> str | None:
 
 
 class _AccuracyMeasure(RuleMeasure):
-    """A metric that asks for labels: the reference's accuracy less this output's."""
+    """Measure of a metric with labels: the reference's accuracy minus this output's."""
 
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
         self._metric = METRICS[rule.kind]
-        # of the reference and of this output
+        # Right answers of the reference and of this output.
         self._right, self._samples = [0, 0], 0
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
@@ -260,7 +276,7 @@ class _AccuracyMeasure(RuleMeasure):
             self._record_failure("", "there are no labels")
             return self.verdict()
         (theirs, own), count, wanted = self._right, self._samples, self._least_value()
-        # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
+        # Subtract whole numbers first, so that a drop of 1 in 50 equals the literal 0.02.
         drop = (theirs - own) / count
         shares = (theirs / count, own / count)
         return replace(self._make_verdict(drop, wanted, passes=drop <= wanted), accuracies=shares, samples=count)
@@ -268,13 +284,18 @@ class _AccuracyMeasure(RuleMeasure):
 
 @dataclass
 class OutputMeasures:
-    """The rules of all outputs of one runtime. ``dataset``: metrics are measured on it alone."""
+    """Rules on all outputs of one runtime.
+
+    Attributes:
+        dataset: True if metrics are measured on the dataset alone.
+    """
 
     policy: Policy
     dataset: bool = False
     _held: dict[str, tuple[RuleMeasure, ...]] = field(default_factory=dict)
 
     def add(self, output: str, case: InputCase, value: Array | None, reference: Array, dtype: np.dtype) -> None:
+        """Add one output of one input to the rules that are judged on this kind of case."""
         if output not in self._held:
             self._held[output] = tuple(_make_measure(rule, self.dataset) for rule in self.policy.rules_for(output))
         for measure in self._held[output]:
@@ -282,6 +303,11 @@ class OutputMeasures:
                 measure.add(case.name, value, reference, dtype, case.labels)
 
     def verdicts_of(self, output: str) -> tuple[RuleVerdict, ...]:
+        """Judge an output by each of its rules.
+
+        Returns:
+            one verdict for each rule.
+        """
         return tuple(measure.verdict() for measure in self._held.get(output, ()))
 
 
@@ -294,16 +320,19 @@ def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
 
 
 def resolve_policy(policy: Policy, outputs: Arrays) -> tuple[Policy, list[str]]:
-    """The rules of each output by itself, and a note for each rule for all outputs that is none for one of them.
+    """Split the policy into rules for each output, with a note for each general rule that does not apply to one.
 
-    Such a rule is for floating outputs: what an integer may be, the default rule knows better, which counts ties. One
-    that is given for an integer output itself holds there.
+    General rules apply to floating-point outputs only, because the default rule judges integers better: it counts ties.
+    A rule given for an integer output itself applies to it.
 
     Args:
-        outputs: what the reference gives for one input.
+        outputs: the reference's outputs for one input.
+
+    Returns:
+        (policy with rules for each output, notes).
 
     Raises:
-        InputError: a metric that is given for an output, or for all, can be measured of none of these.
+        InputError: a metric given for an output can't be measured on it, or one for all outputs on none of them.
     """
     rules: dict[str, dict[str, Rule]] = {}
     notes = list[str]()

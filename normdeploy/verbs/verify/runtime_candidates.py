@@ -1,4 +1,4 @@
-"""The files to compare, the runtimes in which each is run, and what became of each of these."""
+"""List the files to compare and the runtimes that run each, and record their results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .rule_measures import OutputMeasures
 
 OFF = ort_title("cpu", optimize=False)
 ON = ort_title("cpu", optimize=True)
-# a file in half precision as a GPU computes it; the CPU has few half kernels
+# Runs a half-precision file as a GPU computes it, because the CPU has few half-precision kernels.
 STEPWISE = "each node in float32, rounded"
 FLOATS = {name: form.dtype.name for name, form in FORMATS.items()}
 HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
-# of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
-# clip it)
+# ONNX does not define a NaN in these ops, and onnxruntime drops it (1.31.1: a maximum ignores it, a recurrent net's
+# gates clip it).
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -53,11 +53,11 @@ _MAXIMA = {
     "NonMaxSuppression",
     "RoiAlign",
 }
-# How the names of ONNX's and onnxruntime's ops begin that take the range of a quantization from their input.
+# Prefix of ONNX's and onnxruntime's ops that take a quantization range from their input.
 DYNAMIC_QUANTIZING = "DynamicQuantize"
 NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "ScatterND"})
-# Of a coordinate that is not finite ONNX says nothing, and kernels cut it off at either end of the image. No code of a
-# quantizer is a NaN, nor does an output tell that there was one.
+# ONNX does not define a non-finite coordinate, and kernels clip it to either end of the image. Quantization codes can't
+# represent a NaN, and outputs do not show that there was one.
 FINITE_ALONE = frozenset({"GridSample", "RoiAlign", "QuantizeLinear"})
 
 File = Engine | PathLike
@@ -65,29 +65,39 @@ File = Engine | PathLike
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedFile(RenamedFile):
-    """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
+    """File to compare.
 
-    ``precision``: "fp16" or "bf16" where an ONNX file computes in it and the model does not, else "" (``computing``).
-    Of an engine it is known once it is loaded.
+    Attributes:
+        label: name that distinguishes it from the other files.
+        runtime: runtime of an engine; "" for an ONNX file.
+        precision: "fp16" or "bf16" if an ONNX file computes in it and the model does not, otherwise "". That of an
+            engine is known only after loading.
+        computing: precision of an ONNX file's nodes.
+        ops: op types in an ONNX file, its subgraphs and functions.
+        steps: error budget of a quantized ONNX file; otherwise None.
+        elsewhere: True if the file was quantized for TensorRT, so that onnxruntime need not load it.
+        spared: inputs of the model that the file does not take.
     """
 
     label: str
     runtime: str = ""
     precision: str = ""
     computing: ComputePrecision = field(default_factory=ComputePrecision)
-    # in an ONNX file, its subgraphs and functions
     ops: frozenset[str] = frozenset()
-    # of an ONNX file that is quantized
     steps: StepBudget | None = field(default=None, compare=False)
-    # it was quantized for TensorRT, and onnxruntime need not load it
     elsewhere: bool = False
-
-    # Inputs of the model that it does not take.
     spared: frozenset[str] = frozenset()
 
 
 def inspect_file(path: Path, label: str = "") -> ComparedFile:
-    """What kind of file it is, and what it takes where it is ONNX; ``label`` is its name unless another is given."""
+    """Read the kind of a file and, for an ONNX file, its inputs, ops and precision.
+
+    Args:
+        label: name for the file; "" for its file name.
+
+    Returns:
+        the file to compare.
+    """
     if is_engine(path):
         return ComparedFile(path=path, label=label or path.name, runtime=read_runtime(path))
     proto = load_small_weights(path)
@@ -103,10 +113,13 @@ def inspect_file(path: Path, label: str = "") -> ComparedFile:
 
 
 def input_types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
-    """The types of a file's inputs.
+    """Read the dtypes of a file's inputs.
+
+    Returns:
+        input name -> dtype.
 
     Raises:
-        InputError: one is no tensor.
+        InputError: an input is not a tensor.
     """
     if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
         raise InputError(
@@ -118,11 +131,14 @@ def input_types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A runtime that was not run, and why. It has not passed."""
+    """Runtime that was not run, with the reason; it has not passed.
+
+    Attributes:
+        file: file that it was not run on; "" for every file.
+    """
 
     runtime: str
     reason: str
-    # "" where it is so for every file
     file: str = ""
 
     def __str__(self) -> str:
@@ -131,55 +147,63 @@ class NotRun:
 
 @dataclass
 class RuntimeCandidate:
-    """A runtime under test on one file, and what became of it."""
+    """Runtime under test on one file, with its results.
+
+    Attributes:
+        make: opens the runner.
+        subject: the file; None for eager.
+        provider: "cpu" or "cuda" for onnxruntime, otherwise "".
+        optimize: True with onnxruntime's optimizer.
+        unavailable: reason why it can't run here.
+        failure: reason why it does not run the model, although it should.
+        crashes: True if the process that opens the file there crashes.
+        where: case in which it failed.
+        skipped: number of cases outside an engine's profile.
+        ran: number of cases that ran.
+        sources: sources of error that are allowed in a quantized file.
+        tallies: (output, kind of case) -> tally.
+        measures: measures of the given rules.
+        culprit: onnxruntime's optimizers that break the file.
+        advice: advice that follows the reason of a failure.
+        option: option of onnxruntime's session, NAME=VALUE, with which it was judged.
+        without: note on its behavior without that option.
+    """
 
     name: str
     make: Callable[[], Runner]
-    # None of eager
     subject: ComparedFile | None = None
-    # of onnxruntime, "cpu" or "cuda"
     provider: str = ""
     optimize: bool = False
     runner: Runner | None = None
-    # why it can't be run here
     unavailable: str | None = None
-    # why it does not run the model, which it should
     failure: str | None = None
-    # the process that opens it there ends
     crashes: bool = False
-    # the case in which it failed
     where: str = ""
-    # cases outside an engine's profile
     skipped: int = 0
-    # cases
     ran: int = 0
-    # of error that is allowed in a quantized file
     sources: tuple[str, ...] = BOTH
-    # (output, kind of case)
     tallies: dict[tuple[str, str], ErrorTally] = field(default_factory=dict)
-    # by the rules given
     measures: OutputMeasures = field(default_factory=lambda: OutputMeasures(Policy()))
-    # onnxruntime's optimizers that break the file
     culprit: tuple[str, ...] = ()
     advice: str = ""
-    # of onnxruntime's session, NAME=VALUE, with which it was judged
     option: str = ""
-    # what it does without that option
     without: str = ""
 
     @property
     def file_label(self) -> str:
+        """Return the file's label, "" for eager."""
         if self.subject is not None:
             return self.subject.label
         return ""
 
     def load(self, stack: ExitStack) -> None:
+        """Open the runner, or record why it can't be opened."""
         try:
             self.runner = stack.enter_context(self.make())
             if isinstance(self.runner, TrtRunner):
                 assert self.subject is not None
                 types = self.runner.input_dtypes()
-                # what was said of other files' inputs is not this one's
+                # Names of other files' inputs do not apply to this engine.
                 own = {theirs: ours for theirs, ours in self.subject.inputs.items() if theirs in types}
                 subject = replace(self.subject, inputs=own)
                 self.subject = replace(subject, types=subject.rename_types(types))
@@ -193,13 +217,18 @@ class RuntimeCandidate:
                 self.crashes = isinstance(error, RuntimeCrash)
 
     def infer(self, case: InputCase, feeds: Arrays) -> RunResult | None:
-        """None where it does not run (any more), or this case is none for it."""
+        """Run one case and translate the names of inputs and outputs.
+
+        Returns:
+            the outputs by the model's names; None if the runner can't run (any more) or the case is outside its
+            profile.
+        """
         if self.runner is None:
             return None
         subject = self.subject
         if subject is not None and subject.spared:
             feeds = {name: value for name, value in feeds.items() if name not in subject.spared}
-        # A replica takes and gives the model's names.
+        # A replica uses the model's names.
         renames = subject is not None and not isinstance(self.runner, FileReplica)
         if subject is not None and renames:
             feeds = subject.own_feeds(feeds)
@@ -223,8 +252,16 @@ class RuntimeCandidate:
         return result
 
     def compute_precision(self, usual: str) -> str:
-        """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
-        files beside it."""
+        """Determine the precision that the candidate is judged by.
+
+        An engine is judged by the half type of its inputs and outputs.
+
+        Args:
+            usual: precision of the ONNX files compared with it, for an engine without half inputs and outputs.
+
+        Returns:
+            "fp16", "bf16", or "" for the model's own.
+        """
         if self.subject is None:
             return ""
         if not self.subject.runtime:
@@ -236,7 +273,14 @@ class RuntimeCandidate:
 def make_candidates(
     compared: Sequence[ComparedFile], runners: Sequence[str] = ()
 ) -> tuple[list[RuntimeCandidate], list[NotRun]]:
-    """Every runtime of this machine for every file, and what can't be run. ``runners``: those of packages, by name."""
+    """List every runtime of this machine for every file, and the runtimes that can't run.
+
+    Args:
+        runners: third-party runtimes, by name.
+
+    Returns:
+        (candidates, runtimes that can't run).
+    """
     candidates = list[RuntimeCandidate]()
     not_run = list[NotRun]()
     files = [s for s in compared if not s.runtime]
@@ -256,7 +300,7 @@ def make_candidates(
         for name in dict.fromkeys(runners):
             make = partial(ThirdPartyRunner, name, subject.path)
             candidates.append(RuntimeCandidate(title_of_guest(require_runtime(name)), make, subject))
-        # onnxruntime's CPU provider has no bfloat16, and computes single float16 nodes in float32, without their Casts.
+        # onnxruntime's CPU provider has no bfloat16, and it removes Casts to compute single float16 nodes in float32.
         if subject.precision or subject.computing.lowered or "bf16" in subject.computing.halves:
             wide = {n: np.dtype(np.float32) if is_float_dtype(t) else t for n, t in subject.types.items()}
             stepwise = replace(subject, types=wide)
@@ -273,7 +317,7 @@ def make_candidates(
 
 
 def _replica_candidates(subject: ComparedFile) -> list[RuntimeCandidate]:
-    """A quantized file in float64, without rounding its activations and with it."""
+    """Return float64 evaluations of a quantized file, one without rounding its activations and one with it."""
     if subject.steps is None:
         return []
     rounded = partial(FileReplica, subject.steps, RoundingDraw(), ROUNDED)
@@ -288,9 +332,10 @@ def _unrounded_replica(steps: StepBudget) -> FileReplica:
 
 
 def _open_stepwise(path: Path) -> Runner:
-    """
+    """Open a file in stepwise half precision.
+
     Raises:
-        RuntimeUnavailable: the file holds half precision in a body of control flow.
+        RuntimeUnavailable: the file has half precision in a body of control flow.
     """
     try:
         return OrtRunner(emulate_half(inline_functions(load_onnx(path))), optimize=False)

@@ -1,4 +1,4 @@
-"""What each runtime gives, output by output, beside eager and the reference."""
+"""Tally the errors of each runtime, for each output and kind of case, with eager's for comparison."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from .runtime_candidates import RuntimeCandidate
 
 
 class RuntimeTallies:
-    """Fills the tallies of runtimes.
+    """Fill the tallies of runtimes.
 
-    ``eager``: one correct evaluation in the model's type. ``policy``: rules that were given. ``ratios``: how many units
-    eager needs, by output (`normdeploy.compare.error_bounds`). ``clock``: what all of it may take.
+    Attributes:
+        eager: a correct evaluation in the model's own type.
+        policy: rules given by the user.
+        ratios: output -> number of units that eager needs (`normdeploy.compare.error_bounds`).
     """
 
     def __init__(self, model: Original, eager: RuntimeCandidate, policy: Policy, clock: BudgetClock) -> None:
@@ -43,25 +45,37 @@ class RuntimeTallies:
 
     @property
     def rules_decide(self) -> bool:
-        """Whether rules that were given decide on every output, and the default rule on none."""
+        """Return whether given rules decide on every output, so that the default rule decides on none."""
         return not self.policy.required and all(self.policy.rules_for(output) for output in self.model.outputs)
 
     def skips_step_budget(self, candidate: RuntimeCandidate) -> bool:
-        """Whether a file is quantized and rules decide on it: what its steps may do, which takes dozens of runs in
-        float64, is then not asked."""
+        """Check whether given rules alone decide on a quantized file.
+
+        Its error budget, which takes dozens of runs in float64, is then skipped.
+
+        Returns:
+            True if the budget is not needed.
+        """
         return self.rules_decide and candidate.subject is not None and candidate.subject.steps is not None
 
     def dtype_of(self, output: str) -> np.dtype:
-        """Return the type of an output, as eager gives it."""
-        # Not by a search: each of many outputs is asked for, on each input.
+        """Return the dtype of an output, as eager computes it."""
+        # Look up each kind instead of searching the tallies, because this runs for each output on each input.
         return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
 
     def eager_tally(self, output: str, kind: str) -> ErrorTally:
-        """Eager's tally of the kind of cases that a tally is of."""
+        """Return eager's tally for an output and kind of case.
+
+        A tally against the file itself (`AGAINST`) uses eager's tally of the plain kind.
+        """
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
     def has_wrong_output(self, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
-        """Return whether one of ``outputs`` is wrong on an input that was run."""
+        """Check whether one of ``outputs`` failed on an input so far.
+
+        Returns:
+            True if one of their tallies exceeds its bound.
+        """
         return any(
             tally.failure_ratio(self.eager_tally(*key)) > 1
             for key, tally in candidate.tallies.items()
@@ -69,26 +83,34 @@ class RuntimeTallies:
         )
 
     def has_time_for_draws(self, case: str, seconds: float = 0.0) -> bool:
-        """Return whether there is time for more roundings, each of some seconds; where there is none, the case is
-        noted."""
+        """Check whether time is left for more drawn roundings, and note the case as undecided if not.
+
+        Args:
+            seconds: time that one draw takes.
+
+        Returns:
+            True if there is time.
+        """
         if self._clock.has_time(seconds):
             return True
         self._clock.undecided[case] = None
         return False
 
     def measure_rules(self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult) -> None:
+        """Measure the given rules on each output of one input."""
         for output in self.model.outputs:
             candidate.measures.add(
                 output, answer.case, result.get(output), answer.reference[output], self.dtype_of(output)
             )
 
     def tally_result(self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult) -> None:
+        """Add the outputs of one input to the tallies and to the measures of the given rules."""
         self.measure_rules(candidate, answer, result)
         steps = self._step_budget(candidate, answer)
         for output in self.model.outputs if answer.case.kind != DATASET else ():
             dtype = self.dtype_of(output)
             if dtype.kind in "iub" and answer.case.kind in NONFINITE:
-                # what an index or a comparison is there, nothing defines
+                # Indices and comparisons of non-finite numbers are undefined.
                 continue
             tally = candidate.tallies.setdefault((output, answer.case.kind), ErrorTally(dtype))
             if steps is not None and answer.bounds is not None:
@@ -109,10 +131,10 @@ class RuntimeTallies:
             )
 
     def _has_failed_already(self, candidate: RuntimeCandidate, output: str, kind: str) -> bool:
-        """Return whether an output fails already on a kind of input that is as plain, and speaks for it.
+        """Return whether an output failed already on a kind of input that is as plain, which gives its verdict.
 
-        Draws of roundings can't change its verdict then. They took most of the time of a wrong file: dozens of runs in
-        float64 for each input.
+        More drawn roundings can't change the verdict then. They took most of the time of a wrong file: dozens of runs
+        in float64 for each input.
         """
         return any(
             tally.failure_ratio(self.eager_tally(output, failing)) > 1
@@ -124,7 +146,7 @@ class RuntimeTallies:
         return bounds.allowed_error(output, self.ratios.get(output, 1.0), error if draws else None)
 
     def _step_budget(self, candidate: RuntimeCandidate, answer: CaseAnswer) -> CaseBudget | None:
-        """What the steps of a quantized file allow on this input; None of other files."""
+        """Return the error budget of a quantized file on this input; None for other files."""
         if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
             return None
         if self.skips_step_budget(candidate):
@@ -135,7 +157,7 @@ class RuntimeTallies:
     def _tally_quantized(
         self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: Array | None, steps: CaseBudget
     ) -> None:
-        """Against the reference, and of a runtime against the file's own float64 too."""
+        """Tally a quantized file against the reference, and each runtime also against the file's float64 evaluation."""
         assert answer.bounds is not None
         case = answer.case
         dtype = self.dtype_of(output)
@@ -146,7 +168,7 @@ class RuntimeTallies:
             base = np.zeros(())
         open_ = not self._has_failed_already(candidate, output, case.kind)
         if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
-            # Where the rounded reference is 0, this one need not be, and is rounded to the output's type.
+            # The unrounded reference may be nonzero where the rounded one is 0, and is rounded to the output's type.
             right = np.abs(self._quantized_reference(candidate, answer, steps)[output].astype(np.float64))
             base = np.maximum(base.max(), np.nan_to_num(right, posinf=0.0) * float(ml_dtypes.finfo(dtype).eps))
         candidate.tallies[output, case.kind].add(
@@ -174,8 +196,11 @@ class RuntimeTallies:
         )
 
     def _quantized_reference(self, candidate: RuntimeCandidate, answer: CaseAnswer, steps: CaseBudget) -> RunResult:
-        """What a quantized file is held against: the reference; where its ranges cut something off, itself with these
-        ends alone. Without rounding, a reference that is quantized itself is not rounded either."""
+        """Return the outputs that a quantized file is compared with.
+
+        This is the reference, or if the file's ranges clip values, the file with exact values and the same clipping.
+        For the unrounded file, a quantized reference is evaluated without rounding too.
+        """
         if candidate.name != UNROUNDED:
             if steps.cut is None:
                 return answer.reference

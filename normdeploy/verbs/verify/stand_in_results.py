@@ -1,14 +1,14 @@
-"""Results that stand in for a runtime's where what is wrong with these is known not to be the file's fault.
+"""Replace results of a runtime whose errors are known not to be the file's fault.
 
-Half files on inputs far beyond the usual ones: a value inside leaves float16's range. A square or a sum of squares
-reaches 65504 at inputs of a few hundred. torch's kernels hold it in float32, a file whose nodes are half does not. That
-limits the inputs for which the file is fit, and is told; what the file computes is judged in float64. On inputs as the
-model's user states them, and on random ones, an overflow fails as before.
+Half-precision files on extreme inputs: an inner value exceeds float16's range. A square or a sum of squares reaches
+65504 at inputs of a few hundred. torch's kernels hold it in float32, but a file of half-precision nodes does not. This
+limits the inputs that the file is fit for, and is noted. The file is then judged by its float64 evaluation. An overflow
+on the user's inputs or on random ones still fails.
 
-Files with a Clip that leaves out a bound, on infinite inputs: PyTorch keeps Inf in ``clamp(min=0.01)``, and so does
-ONNX's reference implementation. The standard names the type's largest number as the bound that is left out, and
-onnxruntime (1.31, CPU) makes 3.4e38 of Inf. torch's exporter writes such a Clip, so the file is not wrong: it is judged
-with Max and Min in the place of the Clip, which keep Inf.
+Files with a Clip that omits a bound, on infinite inputs: PyTorch keeps Inf in ``clamp(min=0.01)``, and so does ONNX's
+reference implementation. The standard gives the type's largest number as the omitted bound, and onnxruntime (1.31, CPU)
+turns Inf into 3.4e38. torch's exporter writes such a Clip, so the file is not wrong. It is judged with Max or Min
+instead of the Clip, because these keep Inf.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLIP = "Clip"
 
 
 class StandInResults:
-    """Replaces results, and adds one note of a kind for each file to ``notes``."""
+    """Replace results that are not the file's fault, and add one note of each kind for each file to ``notes``."""
 
     def __init__(self, notes: list[str]) -> None:
         self._notes = notes
@@ -44,7 +44,11 @@ class StandInResults:
         self._in_float64: dict[Path, OnnxFloat64Runner] = {}
 
     def replace_excused(self, candidate: RuntimeCandidate, answer: CaseAnswer, result: RunResult) -> RunResult:
-        """Return the result, with others in the place of those that are not the file's fault."""
+        """Replace outputs whose errors are not the file's fault.
+
+        Returns:
+            ``result`` with replaced outputs, or unchanged if there is nothing to replace.
+        """
         subject = candidate.subject
         if subject is None:
             return result
@@ -54,7 +58,7 @@ class StandInResults:
             if answer.case.kind == INFINITE and _CLIP in subject.ops and candidate.name in (OFF, ON):
                 return self._replace_clipped(candidate, subject, answer, result)
         except NormdeployError:
-            # Outputs that cannot be run another way stay unchanged.
+            # Keep outputs that can't be computed another way.
             return result
         return result
 
@@ -64,7 +68,7 @@ class StandInResults:
             self._notes.append(f"{subject.label} {text}")
 
     def _replace_overflow(self, subject: ComparedFile, answer: CaseAnswer, result: RunResult) -> RunResult:
-        """Put the file's float64 results in the place of outputs that an overflow inside loses."""
+        """Replace outputs that lost all digits to an inner overflow by the file's float64 results."""
         reference = answer.reference
         floats = [n for n, v in result.items() if v.dtype.kind == "f" and v.shape == reference[n].shape]
         lost = [name for name in floats if has_lost_all_digits(result[name], reference[name])]
@@ -90,7 +94,7 @@ class StandInResults:
     def _replace_clipped(
         self, candidate: RuntimeCandidate, subject: ComparedFile, answer: CaseAnswer, result: RunResult
     ) -> RunResult:
-        """Where a result is finite and the reference is not, return what the file gives with open bounds."""
+        """If a result is finite and the reference is not, return the results of the file with open bounds."""
         if not any(_is_clipped(value, answer.reference[name]) for name, value in result.items()):
             return result
         if (proto := open_clip_bounds(load_onnx(subject.path))) is None:
@@ -109,11 +113,15 @@ class StandInResults:
 
 
 def open_clip_bounds(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Write each Clip with one bound as Max or Min, in place; None where there is none."""
+    """Replace each Clip with one bound by Max or Min, in place.
+
+    Returns:
+        ``proto``, or None if it has no such Clip.
+    """
     found = False
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         for node in nodes_with_bodies(nodes):
-            # Below opset 11 the bounds are attributes, and a Clip has one input.
+            # Before opset 11 the bounds are attributes, and a Clip has one input.
             low, high = (*node.input[1:], "", "")[:2]
             if node.op_type != _CLIP or node.domain or bool(low) == bool(high):
                 continue

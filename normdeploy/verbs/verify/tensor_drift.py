@@ -1,9 +1,7 @@
-"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the
-last.
+"""Pair inner tensors of an ONNX file with those of the PyTorch model, and measure how the error grows along them.
 
-Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in
-the PyTorch graph and in the file alike, is the same tensor; most boundaries of modules have one. Others are not
-compared.
+Exports keep the module of every node. Tensors correspond if each is the only one to leave or enter the same module,
+both in the PyTorch graph and in the file. Most module boundaries have such a pair; other tensors are not compared.
 """
 
 from __future__ import annotations
@@ -34,30 +32,39 @@ from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays, Progress
 from .compute_budget import BudgetClock
 
-# tensors fetched in one run, at least
+# Fewest tensors that are fetched in one run.
 AT_ONCE = 16
-# that those of one run take in float64, about
+# Approximate size in float64 of the tensors of one run.
 _BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class TensorPair:
-    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which
-    they meet."""
+    """Tensor of a file and the node of the PyTorch graph that computes the same.
+
+    Attributes:
+        module: module in which the node is.
+        where: boundary at which they match, for example "out of encoder".
+        place: positions in the file and in the PyTorch graph.
+    """
 
     tensor: str
     node: str
     module: str
     where: str
-    # in the file and in the PyTorch graph
     place: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class DriftPoint:
-    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``).
+    """Error of one pair in one runtime; true if it is allowed (the rule of ``verify``).
 
-    ``scale`` is the largest |value| that float64 has there; ``reason`` says what no error can express (a NaN).
+    Attributes:
+        error: largest error of the file against float64.
+        eager: largest error of eager against float64.
+        allowed: allowed error.
+        scale: largest |value| in float64.
+        reason: failure that no error expresses, such as a NaN.
     """
 
     module: str
@@ -76,12 +83,16 @@ class DriftPoint:
 
 
 def pair_tensors(model: LoadedModel, proto: onnx.ModelProto) -> list[TensorPair]:
-    """Corresponding tensors in the file's order; outputs are the last."""
+    """Pair the corresponding tensors of a file and a model.
+
+    Returns:
+        pairs in the file's order, outputs last.
+    """
     theirs, makers = _boundaries_of_program(model)
     ours, order = boundaries_of_file(proto)
     matched: dict[tuple[str, str], TensorPair] = {}
     for where in sorted(theirs.keys() & ours.keys()):
-        # of several boundaries the last is told: an output, or the innermost module
+        # A later boundary overwrites an earlier one: outputs and inner modules sort last.
         if len(theirs[where]) == len(ours[where]) == 1:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
@@ -119,7 +130,12 @@ def _boundaries_of_program(model: LoadedModel) -> tuple[dict[str, set[str]], dic
 
 
 def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
-    """Return what enters and leaves each module of a file, and the place of each tensor that depends on an input."""
+    """List the tensors at each module boundary of a file.
+
+    Returns:
+        (boundary -> tensors that cross it, tensor -> position of its node). Only tensors that depend on an input are
+        listed.
+    """
     initializers = {t.name for t in proto.graph.initializer}
     inputs = {v.name for v in proto.graph.input} - initializers
     paths: dict[str, str | None] = dict.fromkeys(inputs)
@@ -128,10 +144,10 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
     boundaries: dict[str, set[str]] = {}
     for place, node in enumerate(proto.graph.node):
         path = module_path(node)
-        # A body reads the tensors around it.
+        # A body may read tensors of the outer graph.
         data = [name for name in dict.fromkeys([*node.input, *sorted(captured_names(node))]) if name in paths]
         if not data:
-            # a constant
+            # Skip constants.
             continue
         edges += [(name, paths[name], path) for name in data]
         for name in filter(None, node.output):
@@ -144,7 +160,7 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
 
 
 def _collect_boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
-    """What leaves and what enters each module; None is outside of all."""
+    """Add the tensors that leave and enter each module; a maker or reader of None is outside all modules."""
     for tensor, maker, reader in edges:
         made = _enclosing_modules(maker)
         read = _enclosing_modules(reader)
@@ -176,7 +192,11 @@ def _is_user_input(model: LoadedModel, name: str) -> bool:
 
 
 class WatchedRunner:
-    """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
+    """Runner of torch that records inner results.
+
+    Attributes:
+        values: node name -> result of the last ``infer``.
+    """
 
     def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
         self.values: dict[str, Array] = {}
@@ -193,6 +213,11 @@ class WatchedRunner:
         self.values[name] = to_numpy(value)
 
     def infer(self, feeds: Arrays) -> dict[str, Array]:
+        """Run the model on one input.
+
+        Returns:
+            node name -> result of each watched node.
+        """
         plain = self._runner._graph
         self._runner._graph = self._graph
         try:
@@ -203,20 +228,28 @@ class WatchedRunner:
 
 
 class InnerTensors(Protocol):
-    """The inner tensors of what a file is compared with, on one input."""
+    """Inner tensors of the reference on one input."""
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
-        """Return tensors in float64."""
+        """Compute tensors in float64.
+
+        Returns:
+            name -> value.
+        """
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """Return tensors as they are when it runs, in the precision of the file."""
+        """Compute tensors as the reference runs, in the precision of the file.
+
+        Returns:
+            name -> value.
+        """
 
 
 class TorchInnerTensors:
-    """The nodes of a PyTorch graph on one input.
+    """Results of a PyTorch graph's nodes on one input.
 
     Args:
-        precision: "" where the file computes in the model's own type, else "fp16" or "bf16".
+        precision: "fp16" or "bf16", or "" if the file computes in the model's own type.
     """
 
     def __init__(self, model: LoadedModel, feeds: Arrays, precision: str) -> None:
@@ -235,18 +268,29 @@ class TorchInnerTensors:
         return EagerRunner(self._model)
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
-        """float64 values of nodes of the PyTorch graph."""
+        """Compute nodes of the PyTorch graph in float64.
+
+        Returns:
+            node name -> value.
+        """
         return WatchedRunner(self._float64_runner, nodes).infer(self._feeds)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """The same in the precision of the file."""
+        """Compute nodes of the PyTorch graph in the precision of the file.
+
+        Returns:
+            node name -> value.
+        """
         return WatchedRunner(self._eager_runner, nodes).infer(self._feeds)
 
 
 class TensorComparison:
-    """What a file is compared with, and the file in a runtime, their inner tensors side by side for one input.
+    """Comparison of inner tensors: a reference and a file in a runtime, on one input.
 
-    ``precision``: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    Args:
+        insides: inner tensors of the reference.
+        proto: the file.
+        precision: "fp16" or "bf16", or "" if the file computes in the model's own type.
     """
 
     def __init__(
@@ -263,23 +307,27 @@ class TensorComparison:
         self.precision = precision
         self.optimize = optimize
         self.provider = provider
-        # bytes, of the references of the last points
+        # Bytes of the largest reference tensor in the last comparison.
         self.largest = 0
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
 
     def input_values(self) -> dict[str, Array]:
-        """The inputs in the file's types."""
+        """Return the inputs in the file's dtypes, by name."""
         return dict(self._ours)
 
     def runtime_values(self, tensors: Sequence[str]) -> RunResult:
-        """What the runtime has in ``tensors``."""
+        """Compute ``tensors`` of the file in the runtime.
+
+        Returns:
+            tensor -> value.
+        """
         probed = copy_model(self.proto)
         forget_dim_names(probed.graph)
         return self._run_probed(probed, tensors, self._ours)
 
     def _run_probed(self, probed: onnx.ModelProto, tensors: Sequence[str], feeds: RunResult) -> RunResult:
-        """Run a copy of the file with ``tensors`` among its outputs."""
+        """Run a copy of the file with ``tensors`` added to its outputs."""
         known = {v.name for v in (*probed.graph.output, *probed.graph.input)}
         probed.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known
@@ -290,7 +338,11 @@ class TensorComparison:
 
     @contextmanager
     def open_runner_of(self, proto: onnx.ModelProto) -> Iterator[OrtRunner]:
-        """Open a model in the runtime."""
+        """Open a model in the runtime.
+
+        Yields:
+            the runner.
+        """
         with (
             serialize_for_session(proto) as source,
             OrtRunner(source, optimize=self.optimize, provider=self.provider) as runner,
@@ -298,13 +350,19 @@ class TensorComparison:
             yield runner
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors of the reference in float64, by name."""
         return self.insides.reference_values(nodes)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors of the reference in the precision of the file, by name."""
         return self.insides.eager_values(nodes)
 
     def compare_pairs(self, chosen: Sequence[TensorPair]) -> list[DriftPoint | None]:
-        """Each pair judged; None where the two are no floating tensors of one size."""
+        """Judge each pair.
+
+        Returns:
+            one point for each pair; None if its tensors are not floating-point or differ in size.
+        """
         nodes = [pair.node for pair in chosen]
         wide = self.reference_values(nodes)
         own = self.eager_values(nodes)
@@ -336,13 +394,18 @@ def measure_drift(
     clock: BudgetClock | None = None,
     label: str = "",
 ) -> list[DriftPoint]:
-    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order.
+    """Measure the error of every corresponding tensor in onnxruntime, with its optimizer off.
 
-    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out. ``clock``:
-    counts, under ``label``, the tensors behind the first `AT_ONCE` for which there is no time.
+    Args:
+        precision: "fp16" or "bf16", or "" if the file computes in the model's own type.
+        ran: another form of the file to run instead; tensors that it lacks are left out.
+        clock: ends the measurement after the first `AT_ONCE` tensors, and counts those left out under ``label``.
+
+    Returns:
+        points in the file's order.
 
     Raises:
-        RuntimeUnavailable: onnxruntime has no kernel for one of the nodes.
+        RuntimeUnavailable: onnxruntime has no kernel for a node.
     """
     every = pair_tensors(model, proto)
     if ran is not None:
@@ -367,9 +430,12 @@ def measure_drift(
 
 
 def apply_ort_optimizer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What onnxruntime's optimizer makes of a model for this machine's CPU, in ops that only onnxruntime knows.
+    """Optimize a model with onnxruntime for this machine's CPU.
 
-    A tensor that is asked for is not fused away, so the optimizer is watched in what it wrote, which is run as it is.
+    A tensor requested as an output is not fused away. So the optimized file is written, and later run unchanged.
+
+    Returns:
+        the optimized model, with ops that only onnxruntime knows.
     """
     with tempfile.TemporaryDirectory() as folder, serialize_for_session(proto) as source:
         target = Path(folder) / "optimized.onnx"

@@ -1,7 +1,7 @@
-"""Compares a live module as its user runs it with the trace that files are made of.
+"""Compare a live module, run as its user runs it, with the trace that files are made of.
 
-A forward that asks whether it is exported, or state that a trace drops, makes both differ. The file then follows the
-trace, and a comparison with the trace alone would pass it.
+Both differ if forward checks for export, or if a trace drops state. The file then follows the trace, so a comparison
+with the trace alone would pass it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,31 @@ from ...types import Array, Arrays
 from .compute_budget import BudgetClock
 from .reference_models import model_unit_roundoff
 
-# of roundings, which say how far two correct evaluations may lie apart
+# Number of evaluations with drawn roundings, which bound the difference of two correct evaluations.
 _DRAWS = 3
 
 
 @dataclass(frozen=True)
 class TraceDifference:
-    """A live module beside its trace: how they differ, or why the module could not be run."""
+    """Difference between a live module and its trace, if any.
+
+    Attributes:
+        difference: description of the difference; None if both agree or the module was not run.
+        note: the reason why the module could not be run; otherwise None.
+    """
 
     difference: str | None = None
     note: str | None = None
 
 
 def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: BudgetClock) -> TraceDifference:
-    """Run ``module`` and its trace on a few inputs: the first whatever it takes, the others while there is time.
+    """Run ``module`` and its trace on a few inputs: the first always, the others until the time is over.
 
-    Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
-    the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
+    Each element may differ by 4 d + 6 √N u y. d is how far drawn roundings move its row, N the number of nodes of the
+    trace, u the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
+
+    Returns:
+        the first difference, from the trace or between two calls; an empty record if both agree.
     """
     live = ModuleRunner(model, unwrap_module(module))
     trace = EagerRunner(model)
@@ -69,15 +77,19 @@ def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: Budge
 
 
 class _RoundingComparison:
-    """Compares two evaluations of a model up to what rounding explains."""
+    """Compare two evaluations of a model up to differences that rounding explains."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model, self._unit = model, model_unit_roundoff(model)
         self._relative = regrouping_error(len(model.program.graph.nodes), self._unit)
 
     def find_difference(self, one: RunResult, other: RunResult, feeds: Arrays) -> _OutputDifference | None:
-        """Return the first output in which both differ by more; None where there is none."""
-        # Drawn roundings only widen the bound, and most modules and traces are equal without them.
+        """Find the first output that differs by more than rounding.
+
+        Returns:
+            the output with both values, or None.
+        """
+        # Drawn roundings only widen the bound, and most modules equal their traces without them.
         still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
         if self._find_beyond_rounding(one, other, still) is None:
             return None
@@ -88,7 +100,7 @@ class _RoundingComparison:
         return next(filter(None, every), None)
 
     def _measure_rounding(self, feeds: Arrays) -> RunResult:
-        """Draw how far roundings move each element."""
+        """Measure how far drawn roundings move each element, by output."""
         reference = RoundingRunner(self._model)
         exact = reference.infer(feeds)
         moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
@@ -100,7 +112,7 @@ class _RoundingComparison:
 
 
 def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
-    """Random inputs at the usual and at the smallest sizes, and small ones, of which an epsilon is a large part."""
+    """Yield (name, inputs): random ones at the usual and smallest sizes, and small ones that an epsilon affects."""
     yield "seed 0", model.samples(0)
     least = {name: dim.min for name, dim in model.named_dims.items()}
     if least:
@@ -114,7 +126,7 @@ def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
 
 @dataclass(frozen=True)
 class _OutputDifference:
-    """Two values of an output, or its types and shapes, that should be one, as texts."""
+    """Texts of two values of an output, or of its two dtypes and shapes."""
 
     output: str
     first: str
@@ -122,7 +134,7 @@ class _OutputDifference:
 
 
 def _compare_outputs(output: str, one: Array, other: Array, moved: Array, relative: float) -> _OutputDifference | None:
-    """Return where both differ by more than rounding; None where they do not."""
+    """Return the first difference beyond rounding, or None."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return _OutputDifference(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
     if not one.size:

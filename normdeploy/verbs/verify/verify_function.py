@@ -1,4 +1,4 @@
-"""Compares files with a PyTorch model, or with an ONNX one, in float64."""
+"""Compare files with a PyTorch or ONNX model in float64."""
 
 from __future__ import annotations
 
@@ -22,56 +22,57 @@ from .verify_options import VerifyCall
 
 @take_fields_as_arguments(VerifyCall, onnx="files")
 def verify(call: VerifyCall) -> Comparison:
-    """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
-    ``normdeploy.verbs.verify.file_comparison``).
+    """Compare the outputs of files in each runtime with a PyTorch or ONNX model in float64.
 
-    How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where
-    this user or a team signed it for this very model file (docs/teams.md).
+    ``normdeploy.verbs.verify.file_comparison`` documents the rule. Loading options that ``export`` recorded need not be
+    given again. Recorded options that may run code are followed only if this user or a team signed them for this very
+    model file (docs/teams.md).
 
     Args:
-        source: the model file or folder, the live module or program; or the result of ``export``, which stands for what
-            it was made from, with its arguments and options, and is itself the first of the files; or an ONNX file, an
-            onnx.ModelProto with its weights, or an onnxruntime.InferenceSession, whose nodes in float64 are the
-            reference then (inputs and dims say its sizes).
-        files: what ``export``, ``optimize`` and ``build`` made of it, told apart by content, and models
-            in memory; engines are run where a GPU is.
+        source: the model file or folder, a live module, or an exported program. A result of ``export`` is compared with
+            the model that it was made from, with its arguments and options, and is itself the first of the files. An
+            ONNX file, an onnx.ModelProto with its weights, or an onnxruntime.InferenceSession is evaluated in float64
+            as the reference (``inputs`` and ``dims`` give its sizes).
+        files: outputs of ``export``, ``optimize`` and ``build``, distinguished by content, and models in memory.
+            Engines run only on a machine with a GPU.
         args, kwargs: example arguments of a live module.
         engines: more files.
-        seeds: random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
-        feeds: own inputs, name -> array or an .npz file, one or several; only these are run then.
-        drift: also compare the inner tensors of ONNX files, one case each, with the model's; it takes two to three
-        times as long.
-        max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes
-            larger sizes, the result's ``up_to`` says how far it goes.
-        max_seconds: of processor time; half is for the model in float64. One input is run whatever it takes.
-        max_memory: bytes for the tensors inside the model; sizes that take more are left out.
-        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value −
-            reference| ≤ ABS + REL · |reference| for each element decides in the place of the default rule, which the
-            result's ``standard`` says.
+        seeds: number of random inputs at the usual sizes, besides those at other sizes, small ones and zeros.
+        feeds: your own inputs, name -> array or an .npz file, one or several; they replace the generated inputs.
+        drift: also compare the inner tensors of ONNX files with the model's, on one case each. This takes two to three
+            times as long.
+        max_elements: limit on the elements of the largest generated input; None: 8 times the elements at the usual
+            sizes. If the model takes larger sizes, the result's ``up_to`` gives that limit.
+        max_seconds: limit on processor time; half is for the model in float64. One input always runs, even beyond the
+            limit.
+        max_memory: limit in bytes on the tensors inside the model; sizes that take more are left out.
+        tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one. Each element
+            must satisfy |value − reference| ≤ ABS + REL · |reference|. This replaces the default rule; the result's
+            ``standard`` tells whether that holds too.
         metric: "cosine>=0.995" for every output, {"logits": "top1>=0.99"} or ["logits=top1>=0.99"] for one
-        (``normdeploy.compare.metrics``).
-        policy: a file of such rules (``normdeploy.verbs.verify.policy_file``); what is given here goes before what it
-        says.
-        also_default: the default rule must hold beside the rules given.
-        dataset: samples that metrics are measured on: an .npz file, a folder of these, or a Hugging Face dataset on
-        disk.
+            (``normdeploy.compare.metrics``).
+        policy: a file of such rules (``normdeploy.verbs.verify.policy_file``). Arguments override it.
+        also_default: the default rule must hold in addition to the rules given.
+        dataset: samples to measure metrics on: an .npz file, a folder of these, or a Hugging Face dataset on disk.
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
-        "accuracy5_drop".
-        map: an input or output of a file -> the model's, where names differ and their order does not tell.
-        runners: runtimes that installed packages bring (`normdeploy.runtimes.third_party_runner`), by name, in which
-        ONNX files are
-            run too.
-        progress: called with (stage, done, total); total is 0 where it is not known.
+            "accuracy5_drop".
+        map: an input or output of a file -> the model's, if names differ and their order does not match them.
+        runners: names of runtimes from installed packages that also run ONNX files
+            (`normdeploy.runtimes.third_party_runner`).
+        progress: called with (stage, done, total); total is 0 if it is unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
+    Returns:
+        the comparison; true if a runtime ran each ONNX file and every output and weight passes (``Comparison.ok``).
+
     Raises:
-        NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
+        NormdeployError: an error of ``normdeploy.errors``. A wrong candidate gives a false result, not an error.
     """
     # Loading and tracing a module can take as long as the comparison.
     begun = processor_time()
     stage = StageTimer(call.progress)
     budget = ComparisonBudget(call.max_seconds, call.max_memory, begun=begun)
-    # Models in memory have become files.
+    # The decorator wrote models in memory to files.
     every = [*cast("Sequence[PathLike]", call.files), *call.engines]
     rules = ComparisonSettings.from_options(call, budget, call.runners)
     with stage("load"):

@@ -1,4 +1,4 @@
-"""What ``verify`` and ``bisect`` are asked: what is compared, on which inputs and by which rules."""
+"""Define the options of ``verify`` and ``bisect``: files, inputs and rules of a comparison."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
-    """On which inputs files are compared with a model, and by which rules."""
+    """Inputs to compare files on, and rules to judge them by."""
 
-    # The inputs, and what they may cost.
+    # Inputs and their cost.
     seeds: int = option_field(
         3, "--seeds", "Random inputs at the usual sizes, besides those at other sizes.", minimum=1
     )
@@ -56,7 +56,7 @@ class ComparisonOptions:
         minimum=2**20,
     )
 
-    # The rules.
+    # Rules.
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
@@ -82,7 +82,7 @@ class ComparisonOptions:
         False, "--also-default", "The default rule must hold beside the tolerances and metrics given."
     )
 
-    # What metrics are measured on, and what the files call things.
+    # Data for metrics, and names in the files.
     dataset: PathLike | None = option_field(
         None,
         "--dataset",
@@ -104,7 +104,7 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftOption:
-    """What ``verify`` looks at besides the outputs."""
+    """Option to compare inner tensors besides outputs."""
 
     drift: bool = option_field(
         False, "--drift", "Also compare inner tensors of ONNX files with the model's: where does the error grow?"
@@ -113,12 +113,12 @@ class DriftOption:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
-    """What ``verify`` is asked."""
+    """Options of ``verify``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrictOption:
-    """When the command line's ``verify`` fails besides where a file does."""
+    """Option that makes the command line's ``verify`` fail for a verdict with limits."""
 
     strict: bool = option_field(
         False,
@@ -129,7 +129,7 @@ class StrictOption:
 
 @dataclass(frozen=True)
 class VerifyCall(VerifyOptions, LoadingOptions):
-    """What ``verify`` is called with."""
+    """Arguments of ``verify``."""
 
     source: Source | onnx.ModelProto | Any
     files: Onnx | Sequence[Onnx] = ()
@@ -142,7 +142,7 @@ class VerifyCall(VerifyOptions, LoadingOptions):
 
 @dataclass(frozen=True)
 class VerifyPartsCall(DriftOption, ComparisonOptions, LoadingOptions):
-    """What ``verify_parts`` is called with."""
+    """Arguments of ``verify_parts``."""
 
     source: PathLike
     folder: PathLike

@@ -1,4 +1,4 @@
-"""Prints the verdicts of ``verify``."""
+"""Print the verdicts of ``verify``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from .comparison_result import Comparison
     from .parts_comparison import PartsComparison
 
-# columns of a terminal, from which on the comparison's table fits as it is
+# Terminal columns that the full table needs.
 _WIDE = 100
 
 
 def show_parity(console: Console, parity: Comparison) -> None:
-    """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and
-    the verdict."""
+    """Print a row for each output and runtime, reasons of failures, drift, runtimes not run, notes, and the verdict."""
     console.print(_result_table(parity, narrow=console.width < _WIDE))
     for result in parity.results:
         if result.reason or result.rules_summary:
@@ -54,7 +53,11 @@ def show_parity(console: Console, parity: Comparison) -> None:
 
 
 def failure_lines(parity: Comparison) -> list[str]:
-    """What is wrong, a line each, and the verdict: all that a quiet run says of a comparison that fails."""
+    """Describe a failed comparison for a quiet run.
+
+    Returns:
+        one line for each failure, then the verdict; runtimes that were not run are listed only if nothing else failed.
+    """
     lines = [
         f"fail: {', '.join(filter(None, (r.output, r.runtime, r.file)))}: "
         + (r.reason or f"error {r.max_abs_error:.2e}, allowed {r.allowed:.2e}")
@@ -83,7 +86,11 @@ def _altered_weight_lines(parity: Comparison) -> list[str]:
 
 
 def describe_verdict(parity: Comparison) -> str:
-    """By which rules, too, where some were given."""
+    """Describe the verdict, with the rules that decided if any were given.
+
+    Returns:
+        for example "verified up to 4096 input elements".
+    """
     if not parity:
         if parity.outcome == "failed":
             return "NOT verified"
@@ -117,7 +124,7 @@ def _describe_inputs(parity: Comparison) -> str:
 
 
 def _result_table(parity: Comparison, narrow: bool) -> Table:
-    """``narrow``: no word and no number is broken in 80 columns."""
+    """Build the table of results; if ``narrow``, it fits 80 columns without breaking numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     told = [
         i
@@ -136,7 +143,11 @@ def _result_table(parity: Comparison, narrow: bool) -> Table:
 
 
 def parts_verdict(result: PartsComparison) -> Text:
-    """One line on all files of a ``PartsComparison``."""
+    """Summarize all files of a ``PartsComparison``.
+
+    Returns:
+        one line for each note, then one line with the verdict.
+    """
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
@@ -148,7 +159,7 @@ def parts_verdict(result: PartsComparison) -> Text:
 
 
 def show_parts(console: Console, result: PartsComparison) -> None:
-    """The tables of each part under the name of its file, and one verdict."""
+    """Print the tables of each part under the name of its file, then one verdict."""
     for file, comparison in result.comparisons.items():
         console.print(file_title(file))
         comparison.show(console)

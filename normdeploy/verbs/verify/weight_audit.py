@@ -1,17 +1,17 @@
-"""Compares a file's weights with the model's: each floating initializer with the parameters, buffers and constants.
+"""Compare each floating-point initializer of a file with the model's parameters, buffers and constants.
 
-A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with
-its dims in another order, or is put together from whole rows of such tensors (slices, packed and reordered gates). What
-is not is one of these:
+A weight is the model's if it equals one of its tensors bit for bit. The tensor may be cast to the file's type,
+reshaped, or have its dims in another order. A weight is also the model's if it is composed of whole rows of such
+tensors (slices, packed and reordered gates). Any other weight is one of these:
 
 - folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of
   a bias.
-- altered: next to a tensor of the model that the file has nowhere else, with some elements changed or all of them by a
-  little. It fails.
-- computed: like nothing in the model, as the constants are that an exporter computes; or whole tensors of the model
-  beside such numbers (``torch.cdist`` packs a codebook, its squares and ones into one).
+- altered: close to a tensor of the model that is missing from the file, with some elements changed or all of them
+  slightly. It fails.
+- computed: similar to nothing in the model, like constants that an exporter computes. This includes whole tensors of
+  the model packed with such numbers (``torch.cdist`` packs a codebook, its squares and ones into one).
 
-A comparison of outputs does not see one weight off by 1e-4 among thousands; this does.
+A comparison of outputs does not detect a single weight off by 1e-4 among thousands; this audit does.
 """
 
 from __future__ import annotations
@@ -46,10 +46,16 @@ from .weight_origin import AuditedWeight, WeightOrigin, are_smoothing_factors, e
 def audit_weights(
     model: Original, proto: onnx.ModelProto, label: str, clock: BudgetClock | None = None
 ) -> list[AuditedWeight]:
-    """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered
-    first.
+    """Find the floating-point initializers of ``proto`` that are not unchanged tensors of ``model``.
 
-    What is no tensor of the model as it stands is traced to one until ``clock``, if any, is over.
+    Args:
+        proto: the file with its weights loaded.
+        label: name of the file.
+        clock: limit on the time to trace weights to the model; None for no limit. Weights left untraced are counted in
+            the clock.
+
+    Returns:
+        the weights, altered ones first.
     """
     clock = BudgetClock(float("inf")) if clock is None else clock
     untraced = 0
@@ -64,7 +70,7 @@ def audit_weights(
     unknown: list[tuple[str, Array, float]] = []
     arranged: list[tuple[str, Array]] = []
     placed = set[str]()
-    # the error budget judges the steps
+    # Quantization scales and zero points are judged by the error budget.
     apart = quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto))
     for tensor in iter_initializers(proto.graph):
         array = initializer_values(tensor)
@@ -86,7 +92,7 @@ def audit_weights(
     every = list(iter_bias_shifts(model, stored))
     constants: Sequence[tuple[str, Array]] | None = ()
     if isinstance(model, LoadedModel):
-        # Computed on first use by a weight.
+        # Compute them when a weight first needs them.
         constants = None
         every += [
             FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
@@ -119,7 +125,7 @@ def audit_weights(
             if weight.origin is WeightOrigin.ALTERED and smoothed is None:
                 weight = _clear_if_derived(weight, array, stored, rows, clock)
         except OutOfTime:
-            # An accusation that time did not suffice to take back is none.
+            # Without time to clear a suspicion, do not report it.
             untraced += len(unknown) - place
             break
         if weight.origin is WeightOrigin.ALTERED:
@@ -141,7 +147,7 @@ def audit_weights(
 
 
 def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]:
-    """The first parameter of which most rows stand where they should and the others do not, with their number.
+    """Yield the first parameter of which most rows are at their places and the others are not, with the count of those.
 
     Gates in another order move more than half of their rows.
     """
@@ -156,7 +162,7 @@ def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]
 
 
 def _clear_if_computed(weight: AuditedWeight, array: Array, constants: Sequence[tuple[str, Array]]) -> AuditedWeight:
-    """Take an accusation back where the model itself computes the weight from its parameters."""
+    """Mark a weight as folded if the model itself computes it from its parameters."""
     for name, computed in constants:
         if computed.size == array.size and any(is_rounding_of(array, c) for c in iter_arrangements(computed, array)):
             return replace(
@@ -168,7 +174,7 @@ def _clear_if_computed(weight: AuditedWeight, array: Array, constants: Sequence[
 def _clear_if_derived(
     weight: AuditedWeight, array: Array, stored: Arrays, rows: RowMatcher, clock: BudgetClock
 ) -> AuditedWeight:
-    """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
+    """Mark a weight as folded if an exporter or optimizer may have computed it from the model's tensors."""
     name = find_derivation(array.astype(np.float64), stored, FloatSpacing.of_dtype(array.dtype), clock.require_time)
     if not name and rows.is_scaled(array, clock.require_time):
         name = "rows of the model's tensors, each times a number"
@@ -178,7 +184,7 @@ def _clear_if_derived(
 
 
 def _modules_of_initializers(proto: onnx.ModelProto, stored: Arrays) -> dict[str, str]:
-    """Initializer -> the module that it belongs to: by its name, else by the first node that takes it."""
+    """Return initializer -> its module, from its name or else from the first node that reads it."""
     owners = {name.rpartition(".")[0] for name in stored} - {""}
     modules: dict[str, str] = {}
     for node in proto.graph.node:

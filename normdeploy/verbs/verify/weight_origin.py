@@ -1,5 +1,4 @@
-"""Where a weight of a file comes from that is none of the model's tensors as they stand: other numbers, compared with
-each of them."""
+"""Trace a weight that is not an unchanged tensor of the model, by comparing it with each tensor numerically."""
 
 from __future__ import annotations
 
@@ -18,13 +17,15 @@ from .derived_tensors import FloatSpacing, mark_differences
 from .parameter_orders import iter_arrangements
 from .row_matching import MOSTLY, NEAR, ROW
 
-# of the elements of a tensor
+# Largest share of a tensor's elements that counts as few.
 _FEW_ALTERED = 0.25
-# roundings: half a unit in the last place each
+# Two roundings, of half a unit in the last place each.
 _IN_A_UNIT = 2
 
 
 class WeightOrigin(StrEnum):
+    """Origin of a weight (`weight_audit` defines each)."""
+
     FOLDED = "folded"
     COMPUTED = "computed"
     ALTERED = "altered"
@@ -32,11 +33,14 @@ class WeightOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class AuditedWeight:
-    """An initializer that is no tensor of the model as it stands; false where it must be one.
+    """Initializer that is not an unchanged tensor of the model; false if it was altered.
 
-    ``parameter``: the model's tensor that it comes nearest to, "" where it is like none; ``difference``: the largest
-    |file − model| from it, from its scaled form where it is folded. ``elements``: how many it has. ``reason`` is for
-    people.
+    Attributes:
+        module: module that it belongs to, "" if unknown.
+        parameter: the model's nearest tensor; "" if none is similar.
+        difference: largest |file − model|, from the scaled tensor if the weight is folded.
+        reason: explanation for the user.
+        elements: number of elements.
     """
 
     file: str
@@ -59,7 +63,18 @@ def find_origin(
     shifts: Mapping[int, Sequence[Shifts]],
     clock: BudgetClock,
 ) -> AuditedWeight:
-    """Compare ``array`` with the tensors of ``missing``, those of the model that the file has nowhere as they are."""
+    """Compare ``array`` with the model's tensors that the file lacks.
+
+    Args:
+        weight: record to complete.
+        missing: the model's tensors that the file does not hold unchanged.
+        shifts: number of elements -> shifts of that size.
+        clock: raises when its time is over.
+
+    Returns:
+        ``weight`` with its origin: folded if a tensor explains it, otherwise altered if one is near, otherwise
+        unchanged.
+    """
     form = FloatSpacing.of_dtype(array.dtype)
     flat = array.astype(np.float64).reshape(-1)
     fitting = shifts.get(flat.size, ())
@@ -67,11 +82,11 @@ def find_origin(
         made = replace(weight, parameter=shift.source)
         return _with_origin(made, WeightOrigin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
     fits = {name: values_of for name, values_of in missing.items() if values_of.size == array.size}
-    # The parameter of the weight's own name first: where that explains it, no other is asked.
+    # Try the parameter with the weight's name first; if it explains the weight, the others are not needed.
     named = {name: fits.pop(name) for name in [*fits] if _is_named_after(weight, name)}
     origins = list[AuditedWeight]()
     for origin in _iter_origins(weight, array, named, form, clock):
-        # Two parameters that explain a weight are multiples of one another, so the first is as good.
+        # Two parameters that explain a weight are multiples of each other, so the first is as good as any.
         if origin:
             return origin
         origins.append(origin)
@@ -92,7 +107,7 @@ def find_origin(
 def _iter_origins(
     weight: AuditedWeight, array: Array, parameters: Arrays, form: FloatSpacing, clock: BudgetClock
 ) -> Iterator[AuditedWeight]:
-    """Say what ``array`` is beside each of ``parameters`` that it is like."""
+    """Yield the origin of ``array`` for each of ``parameters`` that it resembles."""
     for parameter, values_of in parameters.items():
         clock.require_time()
         for arranged in iter_arrangements(values_of, array):
@@ -102,23 +117,28 @@ def _iter_origins(
 
 
 def _is_named_after(weight: AuditedWeight, parameter: str) -> bool:
-    """Decide whether a weight has the name of a parameter, or that with an ending.
+    """Check whether a weight has the name of a parameter, or that name with an ending.
 
-    Torch's exporter writes "fc.weight.T_2", and a name that is taken gets a number: "fc.weight_2".
+    Torch's exporter writes "fc.weight.T_2", and adds a number to a name in use: "fc.weight_2".
     """
     before, _, number = weight.name.rpartition("_")
     return parameter in (weight.name, before if number.isdecimal() else "") or weight.name.startswith(f"{parameter}.")
 
 
 def _is_distinctive(values_of: Array) -> bool:
-    """Decide whether numbers that two tensors share speak for a common origin: zeros, ones and repeats do not."""
+    """Return whether numbers shared by two tensors indicate a common origin; zeros, ones and repeats do not."""
     telling = np.unique(values_of[np.isfinite(values_of)])
     return int((~np.isin(telling, (0.0, 1.0, -1.0))).sum()) >= ROW
 
 
 def are_smoothing_factors(array: Array) -> bool:
-    """Whether all elements are positive numbers of three binary digits, not all of them one
-    (`normdeploy.quantization.smoothing.smoothing_factors`)."""
+    """Check whether all elements are positive numbers of three binary digits, and not all of them one.
+
+    `normdeploy.quantization.smoothing.smoothing_factors` makes such numbers.
+
+    Returns:
+        True for such an array.
+    """
     wide = array.astype(np.float64)
     eighths = np.frexp(wide)[0] * 8
     return bool(((eighths > 0) & np.isfinite(wide) & (eighths == np.rint(eighths))).all() and (wide != 1).any())
@@ -127,10 +147,20 @@ def are_smoothing_factors(array: Array) -> bool:
 def explain_smoothing(
     weight: AuditedWeight, array: Array, inverses: Sequence[Array], missing: Arrays
 ) -> AuditedWeight | None:
-    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.scale_migration`):
-    it is the
-    model's own over what the norm is written with, rounded once. ``inverses`` are what all norms of the file are
-    written with, which may be alike in most places, so the pair that differs least decides."""
+    """Explain a gamma that was divided by smoothing factors before quantization.
+
+    Such a gamma is the model's divided by factors that the file contains too, rounded once
+    (`normdeploy.quantization.scale_migration`).
+
+    Args:
+        weight: record to complete.
+        inverses: factors that all norms of the file are written with. They may agree in most places, so the pair with
+            the fewest differences decides.
+        missing: the model's tensors that the file does not hold unchanged.
+
+    Returns:
+        ``weight`` as folded or altered; None if no pair explains most of it.
+    """
     least: tuple[int, AuditedWeight] | None = None
     for inverse in (v for v in inverses if v.size == array.size):
         for name, parameter in missing.items():
@@ -153,9 +183,9 @@ def explain_smoothing(
 def _compare_with_parameter(
     weight: AuditedWeight, stored: Array, parameter: Array, form: FloatSpacing
 ) -> AuditedWeight | None:
-    """Say what ``stored`` is if it comes from ``parameter``, of its shape; None where it is like nothing of it."""
+    """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if they are unlike."""
     array = stored.astype(np.float64)
-    # The model's numbers as they are, since the file's type may hold some of them not at all.
+    # Keep the model's exact numbers, because the file's type may not represent some of them.
     model = parameter.astype(np.float64)
     with np.errstate(all="ignore"):
         cast = parameter.astype(stored.dtype).astype(np.float64)
@@ -163,8 +193,8 @@ def _compare_with_parameter(
         same = (array == cast) | (np.isnan(array) & np.isnan(cast))
         away = np.where(same, 0.0, away)
     differs = away > 0
-    # Of a tensor that was computed anew many elements are rounded otherwise. Where few differ, and by several units of
-    # their type, these were altered, however coarse the type is.
+    # In a recomputed tensor many elements are rounded differently. A few that differ by several units of their type
+    # were altered, however coarse the type is.
     few = bool(differs.mean() <= _FEW_ALTERED)
     if not mark_differences(array, model, np.abs(array), form, _IN_A_UNIT if few else None).any():
         return _with_origin(weight, WeightOrigin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
@@ -188,7 +218,7 @@ def _compare_with_parameter(
     if closest is not None and closest[0] <= 0.25 * array.size:
         scaled = closest[1] * model
         apart = mark_differences(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
-        # A channel of one number is a multiple of any other.
+        # A channel with a single number is a multiple of any other.
         if _is_distinctive((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
             return _altered(weight, apart, array, scaled, f"{weight.parameter} times a number for each channel")
     if (away <= NEAR * np.abs(model)).all() and (named or _is_distinctive(model)):
@@ -197,8 +227,10 @@ def _compare_with_parameter(
 
 
 def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
-    """One number for all, for each place along each axis: the median of the ratios, which few altered elements do not
-    move."""
+    """Yield scales of the whole tensor, then of each place along each axis.
+
+    Each is a median of ratios, which a few altered elements do not move.
+    """
     with np.errstate(all="ignore"):
         ratios = np.where(parameter != 0, array / parameter, np.nan)
         ratios = np.where(np.isfinite(ratios), ratios, np.nan)
@@ -208,24 +240,24 @@ def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
     for axis, size in enumerate(array.shape):
         others = tuple(i for i in range(array.ndim) if i != axis)
         if size > 1 and array.size // size >= ROW:
-            # Small elements of a channel may be subnormal, and their ratios have no digits.
+            # Small elements of a channel may be subnormal, and their ratios have no accurate digits.
             large = np.abs(parameter) >= _nan_median(np.abs(parameter), others)
             telling = np.where(large, ratios, np.nan)
-            # a channel of zeros
+            # A channel of zeros gets the scale 1.
             filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)
             yield _nan_median(filled, others)
 
 
 def _nan_median(array: Array, axes: tuple[int, ...]) -> Array:
-    """Compute np.nanmedian over ``axes``, which are kept as ones; numpy's own walks through the slices one by one."""
+    """Compute np.nanmedian over ``axes``, kept with size one; numpy's implementation loops over slices in Python."""
     kept = tuple(i for i in range(array.ndim) if i not in axes)
     shape = tuple(1 if i in axes else size for i, size in enumerate(array.shape))
-    # NaN is sorted to the end.
+    # NaN sorts to the end.
     lines = np.sort(array.transpose(*kept, *axes).reshape(prod(shape), -1), axis=-1)
     numbers = np.maximum((~np.isnan(lines)).sum(-1, keepdims=True), 1)
     low = np.take_along_axis(lines, (numbers - 1) // 2, -1)
     high = np.take_along_axis(lines, numbers // 2, -1)
-    # Halved after the sum, as numpy does; twice the same number is that number, infinite or not.
+    # Halve after the sum, as numpy does. Equal numbers are returned unchanged, because their sum may overflow.
     return np.where(low == high, low, (low + high) / 2).reshape(shape)
 
 
@@ -234,7 +266,7 @@ def _with_origin(weight: AuditedWeight, origin: WeightOrigin, away: Array, reaso
 
 
 def _altered(weight: AuditedWeight, differs: Array, array: Array, expected: Array, name: str) -> AuditedWeight:
-    """Say that the elements that differ were altered, of what should be ``name``."""
+    """Return ``weight`` as altered in the elements that differ from ``name``."""
     reason = _describe_changed_elements(differs, array, expected, name)
     return _with_origin(weight, WeightOrigin.ALTERED, np.abs(array - expected), reason)
 
