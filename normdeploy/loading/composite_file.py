@@ -1,5 +1,7 @@
-"""A file made of buffers, so that an archive of checked parts and another file's weights takes neither memory nor
-disk."""
+"""Read several buffers as one file.
+
+An archive of checked parts and another file's weights thus needs neither memory nor disk.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,31 @@ from typing import Any
 
 
 class PartCollector:
-    """What was written, kept and not copied: views of a mapped file stay where they are. ``zipfile`` writes to it from
-    front to back."""
+    """Collect written buffers without copying, so views of a mapped file stay views; ``zipfile`` writes them in
+    order.
+    """
 
     def __init__(self) -> None:
         self.held: list[memoryview] = []
 
     def write(self, data: Any) -> int:
+        """Keep a buffer.
+
+        Returns:
+            Its number of bytes.
+        """
         part = memoryview(data).cast("B")
         if part.nbytes:
             self.held.append(part)
         return part.nbytes
 
     def flush(self) -> None:
+        """Do nothing; ``zipfile`` requires the method."""
         pass
 
 
 class CompositeFile(io.RawIOBase):
-    """The parts as one file to read."""
+    """Readable and seekable file made of the collected parts."""
 
     def __init__(self, parts: PartCollector) -> None:
         self._parts = parts.held
