@@ -66,7 +66,7 @@ def load(
     Args:
         path: a file, folder or Hub name. Files are an ExportedProgram, a module or weights saved by torch.save,
             safetensors, a TorchScript archive (only its weights), or a Python file that defines the model
-            (``my_model.py:Net``). A folder is of Hugging Face. A name ``org/name`` on the Hub is looked up in
+            (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is looked up in
             huggingface_hub's cache or downloaded.
         model: ``package.module:factory``, the model for a file of weights; modules in the working directory can be
             imported.

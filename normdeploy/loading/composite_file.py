@@ -1,6 +1,6 @@
 """Read several buffers as one file.
 
-An archive of checked parts and another file's weights thus needs neither memory nor disk.
+So an archive made of checked parts and another file's weights needs neither memory nor disk space.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class CompositeFile(io.RawIOBase):
         self._at = 0
 
     def readinto(self, target: Any) -> int:
+        """Fill ``target`` from the parts.
+
+        Returns:
+            Number of bytes read, 0 at the end.
+        """
         wanted = memoryview(target).cast("B")
         done = 0
         while done < wanted.nbytes and self._at < self._starts[-1]:
@@ -57,10 +62,16 @@ class CompositeFile(io.RawIOBase):
         return done
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position.
+
+        Returns:
+            The new position, at least 0.
+        """
         self._at = max(0, offset + (0, self._at, self._starts[-1])[whence])
         return self._at
 
     def tell(self) -> int:
+        """Return the position in bytes."""
         return self._at
 
     def readable(self) -> bool:

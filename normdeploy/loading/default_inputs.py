@@ -68,11 +68,7 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
 
 
 def config_of(model: nn.Module) -> Any:
-    """Return the config that transformers gives each model.
-
-    Returns:
-        The model's ``config``.
-    """
+    """Return the config that transformers gives each model."""
     return model.config
 
 

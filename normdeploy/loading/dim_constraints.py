@@ -178,8 +178,9 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
 
 
 def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
-    """Explain which constraint of the model the dims violate and its place in the code, without torch's advice on its
-    own API.
+    """Explain which constraint of the model the dims violate and the line that sets it.
+
+    torch's advice on its own API is left out.
 
     Returns:
         The message.

@@ -31,8 +31,8 @@ def load_program(
 ) -> tuple[torch.export.ExportedProgram, list[SizeGuard]]:
     """Load a program on the CPU.
 
-    An ordinary file is loaded from a sanitized copy even with ``trust``. Only a file with refused parts is passed to
-    torch unchanged.
+    An ordinary file is loaded from a sanitized copy even with ``trust``. Only a trusted file with refused parts is
+    passed to torch unchanged.
 
     Returns:
         The program and the conditions on its input sizes.

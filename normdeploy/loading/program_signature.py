@@ -71,11 +71,7 @@ def traced_tensor(value: Any) -> torch.Tensor | None:
 
 
 def traced_dtype(value: Any) -> torch.dtype | None:
-    """Return the dtype that torch traced for an argument or result, None if it is not a tensor.
-
-    Returns:
-        The dtype or None.
-    """
+    """Return the dtype that torch traced for an argument or result, None if it is not a tensor."""
     tensor = traced_tensor(value)
     if tensor is None:
         return None

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Most characters shown of a line of the model.
+# Limit of characters shown of a line of the model.
 LONGEST = 80
 
 

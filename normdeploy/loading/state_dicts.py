@@ -27,7 +27,7 @@ _LIGHTNING = {"pytorch-lightning_version", "state_dict"}
 # Batch norms have it since torch 0.4.1, so older files lack it. It only counts training batches.
 _COUNTER = "num_batches_tracked"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
-# Most nested dicts around the weights that are opened without a key.
+# Limit of nested dicts around the weights that are opened without a key.
 _DEEPEST = 64
 
 

@@ -23,9 +23,9 @@ from .file_kinds import archive_root, open_torch_archive, read_entry
 
 _CLASS = r"class {}\(Module\):\s+__parameters__ = \[(?P<parameters>[^\]]*)\]\s+__buffers__ = \[(?P<buffers>[^\]]*)\]"
 
-# Most module paths: forty modules that each hold the next one twice have 2**40.
+# Limit of module paths: forty modules that each hold the next one twice would have 2**40.
 _MOST = 2**18
-# Deepest nesting of modules.
+# Limit of the nesting of modules.
 _DEEPEST = 1000
 
 

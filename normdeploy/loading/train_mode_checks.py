@@ -234,20 +234,12 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
 
 
 def iter_graph_modules(program: torch.export.ExportedProgram) -> Iterator[torch.fx.GraphModule]:
-    """Iterate over the program's graph and the bodies of its higher-order operators.
-
-    Returns:
-        Iterator of graph modules.
-    """
+    """Iterate over the program's graph and the bodies of its higher-order operators."""
     return (part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
 
 
 def iter_graph_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
-    """Iterate over the nodes of all graphs of the program.
-
-    Returns:
-        Iterator of nodes.
-    """
+    """Iterate over the nodes of all graphs of the program."""
     return (node for part in iter_graph_modules(program) for node in part.graph.nodes)
 
 
@@ -300,11 +292,7 @@ def plain_operator_name(node: torch.fx.Node) -> str:
 
 
 def operator_schema(node: torch.fx.Node) -> Any:
-    """Return the schema of the node's operator.
-
-    Returns:
-        torch.FunctionSchema.
-    """
+    """Return the schema of the node's operator, which must be an operator of the dispatcher."""
     return node.target._schema  # type: ignore[union-attr]
 
 

@@ -20,12 +20,12 @@ class Runner(Protocol):
     """Hold a model ready to run; leaving the context frees it.
 
     ``infer`` takes one array for each input, in the input's own dtype, and changes none of them. Every call begins from
-    the same state. It raises InputError if names, dtypes or shapes do not fit.
+    the same state. ``infer`` raises InputError if names, dtypes or shapes do not fit.
     """
 
     @property
     def name(self) -> str:
-        """Return the runtime's name for people: "onnxruntime (optimizer off)"."""
+        """Return the runtime's display name: "onnxruntime (optimizer off)"."""
 
     def infer(self, feeds: Arrays) -> RunResult: ...
 

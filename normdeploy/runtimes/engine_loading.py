@@ -60,7 +60,7 @@ def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> 
     """Load an engine file.
 
     Args:
-        title: the runtime's name for people.
+        title: the runtime's display name.
 
     Returns:
         The ICudaEngine, and the library's warnings about it on this machine.

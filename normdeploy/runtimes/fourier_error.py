@@ -2,8 +2,8 @@
 
 A bin is a sum of n products x[k]·w^k. Direct summation is off by u·√n/3 of the size of such sums. A fast transform is
 off by less (u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). That size is the
-same for all bins of a frame: ‖x‖₂, which is the root mean square of the bins (Parseval). A bin that cancels, such as
-every bin but the first of a constant frame, is off by as much as the others. A file may write a transform as a matrix
+same for all bins of a frame: ‖x‖₂, the root mean square of the bins (Parseval). So a bin that cancels, such as every
+bin but the first of a constant frame, is off by as much as the others. A file may write a transform as a matrix
 product, so the roundings of the direct sum are drawn.
 
 Every bin reads every sample. Kernels leave out products with 0, so if one sample is NaN or infinite, the imaginary part

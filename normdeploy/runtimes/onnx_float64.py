@@ -64,7 +64,7 @@ _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
 # Common operands make these ops return numbers below the smallest normal one.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-# Most elements of a parameter that is disturbed. Single numbers are not: an epsilon or exponent is exact.
+# Parameters with more elements are not disturbed, nor are single numbers: an epsilon or exponent is exact.
 _SMALL = 2**16
 # Unit roundoff -> smallest normal number. Only float16's range is narrow enough to matter.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}

@@ -1,9 +1,9 @@
 """Check that onnxruntime loads and runs a file before it is written. A failure is an error, and nothing is written.
 
 Files that ``export`` makes must run. Exempt are files for another runtime and files with ops of the user's own domain,
-whose library is unknown here. Files that ``optimize`` makes must run, with the same exemptions, unless the original
-file does not load either or depends on its input values to run. bfloat16 is tested in float32, because onnxruntime's
-CPU provider has almost no kernels for it.
+whose library is unknown here. Files that ``optimize`` makes must load, with the same exemptions, and must also run if
+the values of their inputs do not matter. bfloat16 is tested in float32, because onnxruntime's CPU provider has almost
+no kernels for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
     try:
         model = PerturbableModel(proto)
     except Exception as error:
-        # onnxruntime's exceptions share no base class
+        # onnxruntime's exceptions share no base class.
         missing = _find_ops_without_kernel(proto)
         if missing:
             message = f"onnxruntime has no kernel for {'; '.join(missing)}"

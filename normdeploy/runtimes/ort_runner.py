@@ -23,7 +23,7 @@ from .trt_runner import explain_missing_gpu
 _MAPS = "seq(map("
 # onnxruntime's log severities.
 _SILENT, _WARNINGS = 4, 2
-# Bytes. All weights are written outside, since a file can't hold more than 2 GB.
+# Minimum size in bytes of weights in the side file: all of them, since an ONNX file can't exceed 2 GB.
 _ALL_WEIGHTS = "0"
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
@@ -91,7 +91,7 @@ class OrtRunner(HeldRunner):
                 saved=saved,
             )
         except Exception as error:
-            # onnxruntime's exceptions share no base class
+            # onnxruntime's exceptions share no base class.
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {shorten_ort_error(error)}") from error
 

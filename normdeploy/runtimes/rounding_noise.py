@@ -84,7 +84,7 @@ _NORMS = split_op_names("layer_norm native_layer_norm group_norm native_group_no
 _RESIZES = split_op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _ANTIALIASED = split_op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = split_op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
-# Most elements of a parameter that is disturbed.
+# Parameters with more elements are not disturbed.
 _SMALL = 2**16
 FLOAT16 = UNIT_ROUNDOFF["float16"]
 FLOAT32 = UNIT_ROUNDOFF["float32"]
@@ -135,6 +135,11 @@ class _RoundingInterpreter(WideningInterpreter):
         self._rng = np.random.Generator(np.random.SFC64(seed))
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Set operator and unit roundoff for the noise, then run the node.
+
+        Returns:
+            The node's value.
+        """
         schema = getattr(n.target, "_schema", None)
         # An operator that writes to its operand has no separate result.
         if schema is None or schema.is_mutable:
@@ -175,6 +180,11 @@ class _RoundingInterpreter(WideningInterpreter):
         return moved
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator and add its roundings to the result.
+
+        Returns:
+            The disturbed result.
+        """
         result = super().call_function(target, args, kwargs)
         if self._op in _ORDERS:
             return result

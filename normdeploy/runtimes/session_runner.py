@@ -237,7 +237,7 @@ class _SessionGraph:
 
 
 def _parse_dim(size: int | str | None) -> int | str | None:
-    """Return a dim of onnxruntime as a `TensorSpec` dim: None if it has neither size nor meaningful name."""
+    """Convert a dim of onnxruntime to a `TensorSpec` dim: None if it has neither a size nor a meaningful name."""
     if isinstance(size, str):
         if is_meaningless_dim(size):
             return None

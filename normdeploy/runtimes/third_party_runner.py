@@ -31,7 +31,7 @@ from . import Runner
 from .live_runner import LiveRunner
 from .tensor_spec import as_numpy, as_tensor
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     pass
 

@@ -290,6 +290,14 @@ class _LocatingInterpreter(torch.fx.Interpreter):
         self.extra_traceback = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node.
+
+        Returns:
+            The node's value.
+
+        Raises:
+            _NodeFailed: the node failed; the message names operator and module.
+        """
         try:
             return super().run_node(n)
         except Exception as error:
