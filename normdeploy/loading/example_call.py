@@ -19,7 +19,7 @@ from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .input_request import InputRequest
 from .program_signature import dtype_name, is_renaming, match_requested_inputs
 
-# Annotations of parameters that take no tensor, also as texts.
+# Annotations of parameters that take no tensor, as types and as postponed annotations (strings).
 _PLAIN = (int, float, bool, str, "int", "float", "bool", "str")
 
 
@@ -228,9 +228,9 @@ def _sample_input(wish: InputSpec, rng: np.random.Generator, sizes: Mapping[str,
 def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
     """Yield sizes to trace with, in the order to try them.
 
-    torch.export treats the sizes 0 and 1 as constants, and equal sizes of two dims may hide that they differ. So the
-    first choice are different multiples of the opt sizes, for models that need a divisible size. Then follow sizes next
-    to them, and last the opt sizes.
+    torch.export treats the sizes 0 and 1 as constants, and equal sizes of two dims may hide that they differ. So
+    different multiples of the opt sizes come first, for models that need a divisible size. Then come sizes next to
+    them, and last the opt sizes.
 
     Yields:
         Dim name -> size.

@@ -35,8 +35,9 @@ def is_hub_id(source: str | Path) -> bool:
 def resolve_model_path(source: str | Path) -> Path:
     """Resolve a model's name or path: a Hub id to its folder, ``my_model.py:Net`` to its file.
 
-    The cache comes first. A model that is not in it is downloaded, config and safetensors only, unless huggingface_hub
-    is offline (HF_HUB_OFFLINE) or the Hub does not answer within ten seconds.
+    The cache comes first. A model that is not in it is downloaded, without pickles and code (only JSON, text,
+    ``*.model`` and safetensors files). Nothing is downloaded if huggingface_hub is offline (HF_HUB_OFFLINE) or the Hub
+    does not answer within ten seconds.
 
     Returns:
         Path of a file or folder; any other path unchanged.

@@ -255,7 +255,8 @@ def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest
 def export_narrowing(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export, and narrow dims without a stated range if torch finds that they can't take their full range.
+    """Export a module. If torch finds that dims can't take their full range, narrow those without a stated range and
+    retry.
 
     Returns:
         The program and the request with narrowed ranges.

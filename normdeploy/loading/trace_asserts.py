@@ -25,7 +25,7 @@ from ..model import Dim, InputSpec, LoadedModel
 from .program_signature import user_inputs, with_constant_inputs
 
 _ASSERT = torch.ops.aten._assert_scalar.default
-# Number of sizes to try that an assert excludes.
+# Number of excluded sizes to try for each assert.
 _TRIES = 3
 # Each run copies the module, so larger models are not tried.
 _MOST_PARAMETERS = 2**28

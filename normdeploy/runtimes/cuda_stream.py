@@ -47,11 +47,7 @@ class CudaStream:
 
     @contextmanager
     def use_stream(self) -> Iterator[None]:
-        """Make the stream current: the block queues its work and allocates its memory on it.
-
-        Yields:
-            None.
-        """
+        """Make the stream current: the block queues its work and allocates its memory on it."""
         caller = torch.cuda.current_stream(self.device)
         if self._own:
             self._stream.wait_stream(caller)

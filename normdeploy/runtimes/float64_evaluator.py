@@ -131,14 +131,16 @@ class Float64Evaluator:
         return find_data_independent(nodes, reads, self.types, given)
 
     def apply_stated_types(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
-        """Round the operands of a node that makes integers of settled floats as the file's types do.
+        """Round the operands of a node that turns settled floats into integers, as the file's types do.
+
+        A node that computes settled floats is also evaluated in the file's types.
 
         Args:
             inputs: the operands in float64.
             stated: settled floats so far, each rounded to its type; the outputs of a settled float node are added.
 
         Returns:
-            The rounded operands for a node that makes integers of settled floats; ``inputs`` for any other node.
+            The rounded operands for a node that turns settled floats into integers; ``inputs`` for any other node.
         """
         if place not in self.settled.integers | self.settled.floats:
             return inputs

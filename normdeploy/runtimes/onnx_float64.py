@@ -1,10 +1,9 @@
 """Run an ONNX file as the reference of a comparison: in float64, or with random roundings of the file's own types.
 
-It does for a file what ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do for a PyTorch model. A
-node that the evaluator does not know runs in onnxruntime in the file's own type, and
-`OnnxFloat64Runner.describe_narrow_nodes` names it. Its result is rounded in the reference as in the file. The
-cancellation inside such a node is unknown, so each element is disturbed by the roundings of two runs of its k nodes:
-√(2k)·u of the largest element.
+For a PyTorch model, ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do the same. A node that the
+evaluator does not know runs in onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names
+it. Its result is rounded in the reference as in the file. The cancellation inside such a node is unknown, so each
+element is disturbed by the roundings of two runs of its k nodes: √(2k)·u of the largest element.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ type's range. Drawing other roundings with the same steps shows the effect at th
   weight. If all codes under one scale are zero, no value determined that scale and its weights were zero, so they stay
   zero. A bias that compensates a shift by the stored weight is recomputed for the drawn one (`shifted_bias`).
 
-Saturation is not rounding. The draws run without the ends of ranges, except a range that begins at 0, which is how ReLU
-is written without a node. So a value that rounding moved past the end of its range is covered by the allowed error, but
-a value that the range itself clips is not. Such clipping is detected in the plain run and reported (`Saturation`).
+Saturation is not rounding. A draw extends each range by a step (or without limit, see `RoundingDraw.clips`), except
+below a range that begins at 0, which is how ReLU is written without a node. So a value that rounding moved past the end
+of its range is covered by the allowed error, but a value that the range itself clips is not. Such clipping is detected
+in the plain run and reported (`Saturation`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class RoundingDraw:
             quantized before it, unrounded (only in `QuantizedRunner.run_all_tensors`, which keeps every tensor). For an
             integer product: the codes to read as its weight. For a QuantizeLinear: None, to neither round nor clip
             except for ReLU.
-        clips: clip at the ends of ranges if activations do not round as the file does.
+        clips: clip codes more than a step outside their range; False clips only for ReLU. It has no effect if
+            activations round as the file does.
         width: factor on the drawn roundings.
     """
 
