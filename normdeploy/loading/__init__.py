@@ -1,7 +1,7 @@
-"""Loading: from a file, a folder or a live module to a Model, an exported program in eval mode with described inputs.
+"""Load a model from a file, a folder or a live module: an exported program in eval mode with described inputs.
 
-The kind of a file is told from its bytes. Nothing that the file brings along runs unless the user trusts it
-(``trust``); what the user names, ``imports`` and ``model``, does.
+The kind of a file is detected from its bytes. Code in the file runs only if the user trusts it (``trust``). Code that
+the user names, with ``imports`` and ``model``, always runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .traceable_models import unstated_ranges
 from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
-# What follows a message about a model that could not be made: its forward is not known then.
+# Appended to the error about a model that could not be made, since its forward is unknown then.
 _INPUTS_TOO = ". Say too what its forward takes with --input, for example --input 'x:float32[batch,3,224,224]'"
 
 
@@ -64,32 +64,36 @@ def load(
     """Load a model from a file or folder.
 
     Args:
-        path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its
-            weights alone), a Hugging Face folder, a Python file that defines the model (``my_model.py:Net``), or the
-            name of a model on the Hub, ``org/name``, in huggingface_hub's cache or within reach.
-        model: ``package.module:factory``, the model that weights alone are put into; the working directory is
-        importable.
+        path: a file, folder or Hub name. Files are an ExportedProgram, a module or weights saved by torch.save,
+            safetensors, a TorchScript archive (only its weights), or a Python file that defines the model
+            (``my_model.py:Net``). A folder must be a Hugging Face model. A Hub name ``org/name`` is looked up in
+            huggingface_hub's cache or downloaded.
+        model: ``package.module:factory``, the model for a file of weights; modules in the working directory can be
+            imported.
         model_args: keyword arguments of the factory.
-        key: which of a checkpoint's entries holds the weights.
-        trust: run what the file brings along: a pickled module, guards and expressions that are code.
+        key: the entry of a checkpoint that holds the weights.
+        trust: run code from the file: a pickled module, guards and expressions that are code.
         imports: modules to import first, which register operators or output classes.
-        inputs: what the inputs look like, ``ids:int64[batch,seq]{0:30522}``; an ExportedProgram knows, and takes names
-        and ranges.
+        inputs: the inputs, for example ``ids:int64[batch,seq]{0:30522}``. For an ExportedProgram they only set names
+            and ranges.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        eval: put in eval mode what is not.
-        code: of the working directory only these modules may be imported, file -> SHA-256 of its source
-        (`storage.record_signing`); None: all.
-        task: of a Hugging Face folder, "text-generation-with-past" (`huggingface_tasks`): its class, inputs and
-        outputs; None: the config's class.
-        part: of a Hugging Face encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
+        eval: switch parts in training mode to eval mode.
+        code: the only modules of the working directory that may be imported, file -> SHA-256 of its source
+            (`storage.record_signing`); None: all.
+        task: of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`), which sets class,
+            inputs and outputs; None: the config's class.
+        part: of a Hugging Face encoder-decoder, "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+
+    Returns:
+        The model, with the options recorded that are needed to load it again (except ``trust``).
 
     Raises:
         LoadError: the file is broken, of an unknown kind, or does not fit the model.
-        TrustError: loading would run code of the file; the message says which part.
+        TrustError: loading would run code from the file; the message names the part.
         TrainingModeError: a part of the model is in training mode.
         InputError: the inputs do not fit the model, or a factory or import can't be used.
         ExportError: torch.export can't trace the model.
-        RuntimeUnavailable: a Hugging Face folder without transformers.
+        RuntimeUnavailable: transformers is not installed for a Hugging Face folder.
     """
     source = parse_python_source(path)
     path = resolve_model_path(path)
@@ -100,7 +104,7 @@ def load(
         raise InputError(
             f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out"
         )
-    # Read before anything is imported: with a broken file the user's factory is not even called.
+    # Weights are read before anything is imported: with a broken file the user's factory is not even called.
     weights = _read_weights_as_data(path, kind, key, trust)
     with _import_from_cwd(bool(model or imports or trust)) if code is None else import_only_signed(code):
         operators = import_operators(imports)
@@ -127,7 +131,7 @@ def load(
         "task": task,
         "part": part,
     }
-    # Trust is for the user to give each time: a record of it in another file must not run code.
+    # The user must give trust each time: a record of it in another file must not make code run.
     return replace(
         loaded, sha256=hash_model_files(path), recorded={name: value for name, value in flags.items() if value}
     )
@@ -141,15 +145,17 @@ def load_parts(
     dims: Sequence[str] = (),
     task: str | None = None,
 ) -> Iterator[tuple[str, LoadedModel]]:
-    """The parts of a Hugging Face encoder-decoder one after the other, (name, model); its weights are read once, and
-    shared.
+    """Load the parts of a Hugging Face encoder-decoder one after the other; the weights are read once and shared.
 
     Args:
         dims: ranges of named dims; each part takes those that it has.
         path, trust, imports, task: as for ``load``.
 
+    Yields:
+        (part name, model), in the order of ``PARTS``.
+
     Raises:
-        NormdeployError: as ``load``; InputError too where the model is no encoder-decoder, or a dim is in no part.
+        NormdeployError: as for ``load``; also InputError if the model is not an encoder-decoder, or no part has a dim.
     """
     path = resolve_model_path(path)
     if (kind := detect_kind(path)) is not FileKind.HUGGINGFACE:
@@ -175,8 +181,7 @@ def load_parts(
 
 
 def _import_from_cwd(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a
-    library."""
+    """Make modules in the working directory importable if ``wanted``; otherwise nothing there may shadow a library."""
     return import_from_folder(Path.cwd() if wanted else None)
 
 
@@ -203,8 +208,7 @@ def _require_fitting_flags(
 def _read_weights_as_data(
     path: Path, kind: FileKind, key: str | None, trust: bool
 ) -> State | ScriptWeights | nn.Module | None:
-    """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will
-    do."""
+    """Read a file of weights as data; return None for other kinds, and if the file must be unpickled in full."""
     if kind is FileKind.SAFETENSORS:
         return read_safetensors(path)
     if kind is FileKind.TORCHSCRIPT:
@@ -222,14 +226,17 @@ def _read_weights_as_data(
 def from_program(
     program: torch.export.ExportedProgram, *, inputs: Sequence[str] = (), dims: Sequence[str] = (), eval: bool = False
 ) -> LoadedModel:
-    """An exported program in memory as a Model; the program is not changed.
+    """Wrap an exported program in memory as a model; the program is not changed.
 
     Args:
         inputs, dims: names and ranges, as for ``load``.
-        eval: put in eval mode what is not.
+        eval: switch parts in training mode to eval mode.
+
+    Returns:
+        The model; with ``eval`` it holds a copy of the program.
 
     Raises:
-        InputError: the inputs do not fit the program.
+        InputError: the inputs do not fit the program, or its parameters are not on the CPU.
         TrainingModeError: it was exported in training mode.
     """
     away = next((f"{n!r} lies on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
@@ -238,7 +245,7 @@ def from_program(
             f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
         )
     own = program
-    # the graph is mended in place; torch's programs can be copied as files alone
+    # The graph is changed in place, and torch can copy a program only by saving it.
     if eval:
         stored = io.BytesIO()
         torch.export.save(program, stored)
@@ -321,7 +328,9 @@ def _model_from_weights(
 
 @contextlib.contextmanager
 def _mention_missing_inputs(wishes: InputRequest) -> Iterator[None]:
-    """Let the message about a model that can't be made say that inputs are missing too, as the next run would."""
+    """Extend the error about a model that can't be made by a note on missing inputs, which the next run would
+    report.
+    """
     try:
         yield
     except InputError as error:
@@ -336,13 +345,13 @@ def _fill_and_trace(
     try:
         notes = fill_module(made, state, path)
     except LoadError as error:
-        # One run names all that is wrong, so the inputs are looked at here too.
+        # One run reports all errors, so the inputs are checked here too.
         try:
             require_fitting_inputs(made, wishes)
         except InputError as other:
             raise LoadError(f"{error}. Besides, {other}") from error
         raise
     if all(part.training for part in made.modules()):
-        # as constructed: neither the file nor the factory says anything of a mode
+        # The mode is that of the constructor: neither the file nor the factory set one.
         made.eval()
     return replace(trace_module(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

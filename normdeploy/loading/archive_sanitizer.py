@@ -1,10 +1,10 @@
-"""Writes a copy of an ExportedProgram's archive that can't run code when torch loads it.
+"""Write a copy of an ExportedProgram's archive that can't run code when torch loads it.
 
-``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``,
-weights marked ``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``);
-executes ``guards_code`` on the first call; imports whatever module a tree spec names; takes any attribute of torch as a
-node's target (``torch.os.system``); and loads the libraries under ``data/aotinductor``. The copy holds only what was
-checked here; what can't be checked is a reason for asking for trust.
+``torch.export.load`` runs code from a crafted file in many places. It unpickles ``data/sample_inputs/model.pt``,
+weights marked ``use_pickle``, and TorchBind and opaque constants. It evaluates every ``expr_str`` (``sympy.sympify``)
+and executes ``guards_code`` on the first call. It imports any module that a tree spec names. It takes any attribute of
+torch as a node's target (``torch.os.system``), and it loads the libraries under ``data/aotinductor``. The copy contains
+only parts that were checked here; a part that can't be checked requires trust.
 """
 
 from __future__ import annotations
@@ -39,34 +39,44 @@ _CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_C
 _CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 
-# in a tree spec
+# Class names in a tree spec.
 _CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')
-# of builtins: what a defaultdict in the inputs may make
+# Builtins that are allowed as the factory of a defaultdict in the inputs.
 _FACTORIES = split_words("list dict set int float str bool tuple")
 
 
 class ArchiveFindings:
-    """What was found in one archive: the checked parts, and the reasons why it can't be loaded without trust."""
+    """Checked parts of one archive, and the reasons why it can't be loaded without trust.
+
+    Attributes:
+        reasons: one sentence for each refused part.
+        guards: checked size guards.
+        classes: classes of inputs and outputs, other than Python's own.
+    """
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.guards: list[SizeGuard] = []
-        # that the inputs and outputs are made of, beyond Python's own
+        # Qualified names of the classes of inputs and outputs.
         self.classes: set[str] = set()
 
     def add_refusal(self, part: str, does: str) -> None:
+        """Record that ``part`` requires trust because of its effect, ``does``."""
         self.reasons.append(f"{part} {does}")
 
 
 def sanitize_archive(
     path: Path, archive: zipfile.ZipFile, copy: PartCollector, operators: OperatorAllowlist
 ) -> ArchiveFindings:
-    """Write the checked parts of ``archive`` to ``copy``; nothing is written where there is a reason to refuse.
+    """Write the checked parts of ``archive`` to ``copy``; nothing is written if any part is refused.
 
-    Weights are views of the mapped file, which must not be shortened while the copy is in use.
+    Weights are views of the mapped file, which must not be truncated while the copy is in use.
+
+    Returns:
+        The findings; their ``reasons`` are empty if the copy was written.
 
     Raises:
-        LoadError: a part is missing, damaged, or not what torch's schema says.
+        LoadError: a part is missing, damaged, or does not match torch's schema.
     """
     findings = ArchiveFindings()
     root = archive_root(archive)
@@ -96,7 +106,8 @@ def sanitize_archive(
     written |= {name: read_entry(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
     assert archive.fp is not None
     mapped = memoryview(mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ))
-    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:  # type: ignore[call-overload]  # it needs write and flush alone
+    # ZipFile needs only write and flush.
+    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:  # type: ignore[call-overload]
         for name, data in written.items():
             out.writestr(f"model/{name}", data)
         for name in sorted(payloads):
@@ -107,7 +118,7 @@ def sanitize_archive(
 def _copy_entry(
     archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path
 ) -> None:
-    """The bytes of an entry as they lie in the file; one that was compressed is unpacked into memory."""
+    """Copy an entry's bytes as a view of the file; a compressed entry is unpacked into memory."""
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -130,9 +141,11 @@ def _copy_entry(
 
 
 def _uncompressed_data(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
-    """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra
-    field)."""
-    # its local header is what the table of contents says
+    """Return a view of an uncompressed entry's data, after its local header.
+
+    The header has 30 bytes, the name and the extra field (APPNOTE.TXT 4.3.7).
+    """
+    # Opening the entry checks that its local header matches the table of contents.
     with archive.open(info):
         pass
     lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
@@ -183,7 +196,7 @@ def _check_program_json(program: dict[str, Any], operators: OperatorAllowlist, f
 
 
 def _with_cpu_devices(value: Any) -> Any:
-    """The JSON with every device the CPU: a program exported on a GPU loads on any machine."""
+    """Replace every device in the JSON by the CPU, so that a program exported on a GPU loads on any machine."""
     if isinstance(value, dict):
         if value.keys() == {"type", "index"}:
             return {"type": "cpu", "index": None}
@@ -194,7 +207,7 @@ def _with_cpu_devices(value: Any) -> Any:
 
 
 def _iter_strings(value: Any) -> Iterator[tuple[str, str]]:
-    """Every (key, string) in nested JSON."""
+    """Yield every (key, string) in nested JSON."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -204,14 +217,14 @@ def _iter_strings(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _find_pytree_imports(spec: str) -> list[str]:
-    """What loading a pytree spec would import: a defaultdict's factory, the class of an enum among its keys."""
+    """Find the names that loading a pytree spec would import: a defaultdict's factory, or the class of an enum key."""
     imports: list[str] = []
     stack: list[Any] = [spec]
     while stack:
         item = stack.pop()
         if isinstance(item, str):
             with contextlib.suppress(ValueError, RecursionError):
-                # most strings are names; a context is JSON within JSON
+                # Most strings are names; a context is JSON within JSON.
                 parsed = json.loads(item)
                 stack.extend([parsed] if isinstance(parsed, dict | list) else [])
         elif isinstance(item, list):
@@ -242,7 +255,7 @@ def _check_payload_config(config: dict[str, Any], folder: str, findings: Archive
 
 
 def _require_payload_bytes(config: dict[str, Any], folder: str, sizes: dict[str, int], root: str, path: Path) -> None:
-    """Each tensor has bytes; of one without, torch makes zeros of whatever size is written there."""
+    """Require that each tensor has bytes: for an empty entry, torch makes zeros of the stated size."""
     for name, meta in config["config"].items():
         shape = [size.get("as_int", 1) for size in (meta.get("tensor_meta") or {"sizes": [{"as_int": 0}]})["sizes"]]
         if sizes.get(f"{root}/{folder}/{meta['path_name']}") == 0 and 0 not in shape:
@@ -253,13 +266,13 @@ def _require_payload_bytes(config: dict[str, Any], folder: str, sizes: dict[str,
 
 
 def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
-    """The example inputs, read as data and written anew."""
+    """Read the example inputs as data and write them again."""
     if not data:
         return data
     try:
         samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception:
-        # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
+        # torch raises UnpicklingError, RuntimeError, EOFError, and more, and then reads the same bytes in full.
         named = _find_sample_globals(data)
         if named:
             what = f"it would import {join_names(named)}"
@@ -273,8 +286,10 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
 
 
 def _find_sample_globals(data: bytes) -> list[str]:
-    """The globals of a torch.save file held in memory, which may be crafted: the text of a refusal must not fail on
-    it."""
+    """Find the globals of a torch.save file in memory, which may be crafted.
+
+    It never raises, since writing the refusal must not fail.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))

@@ -1,8 +1,8 @@
-"""Which inputs of an exported program are attention masks: 0/1 inputs that decide which keys an attention sees.
+"""Find the inputs of an exported program that are attention masks: inputs that decide which keys an attention sees.
 
-From each integer, bool or floating input one goes forward through what keeps a mask a mask (views, casts, comparisons,
-logic, sums and products, choices by it), and looks whether that ends in the mask of an attention, or in what a softmax
-reads. An embedding, a matmul or a convolution ends the way: behind it stand features, no longer a mask.
+From each integer, bool or floating input, the search follows operators that keep a mask a mask: views, casts,
+comparisons, logic, sums, products, and selections. It succeeds at the mask of an attention or the input of a softmax.
+An embedding, a matmul or a convolution ends the search, since its results are features and not masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _SOFTMAX = split_words("softmax _softmax _safe_softmax special_softmax log_softm
 
 
 def find_attention_masks(program: torch.export.ExportedProgram) -> set[str]:
-    """The names of the placeholders that hide keys of an attention."""
+    """Find the inputs that hide keys of an attention.
+
+    Returns:
+        Placeholder names.
+    """
     inputs = {item.name for item in user_inputs(program)}
     return {
         node.name

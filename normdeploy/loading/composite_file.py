@@ -1,5 +1,7 @@
-"""A file made of buffers, so that an archive of checked parts and another file's weights takes neither memory nor
-disk."""
+"""Read several buffers as one file.
+
+So an archive made of checked parts and another file's weights needs neither memory nor disk space.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,31 @@ from typing import Any
 
 
 class PartCollector:
-    """What was written, kept and not copied: views of a mapped file stay where they are. ``zipfile`` writes to it from
-    front to back."""
+    """Collect written buffers without copying, so views of a mapped file stay views; ``zipfile`` writes them in
+    order.
+    """
 
     def __init__(self) -> None:
         self.held: list[memoryview] = []
 
     def write(self, data: Any) -> int:
+        """Keep a buffer.
+
+        Returns:
+            Its number of bytes.
+        """
         part = memoryview(data).cast("B")
         if part.nbytes:
             self.held.append(part)
         return part.nbytes
 
     def flush(self) -> None:
+        """Do nothing; ``zipfile`` requires the method."""
         pass
 
 
 class CompositeFile(io.RawIOBase):
-    """The parts as one file to read."""
+    """Readable and seekable file made of the collected parts."""
 
     def __init__(self, parts: PartCollector) -> None:
         self._parts = parts.held
@@ -36,6 +45,11 @@ class CompositeFile(io.RawIOBase):
         self._at = 0
 
     def readinto(self, target: Any) -> int:
+        """Fill ``target`` from the parts.
+
+        Returns:
+            Number of bytes read, 0 at the end.
+        """
         wanted = memoryview(target).cast("B")
         done = 0
         while done < wanted.nbytes and self._at < self._starts[-1]:
@@ -48,10 +62,16 @@ class CompositeFile(io.RawIOBase):
         return done
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position.
+
+        Returns:
+            The new position, at least 0.
+        """
         self._at = max(0, offset + (0, self._at, self._starts[-1])[whence])
         return self._at
 
     def tell(self) -> int:
+        """Return the position in bytes."""
         return self._at
 
     def readable(self) -> bool:

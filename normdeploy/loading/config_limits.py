@@ -1,8 +1,8 @@
-"""How large a dim may be of which the user says nothing: what the model's config says of it.
+"""Find the largest size of a dim without a stated range in the model's config.
 
-Libraries keep the number of positions that a model was made for in its config, under names of their own. Without one
-the dim is traced open, and what the traced program says counts: the table that positions index, or the range in which
-the model's code holds.
+Libraries store a model's number of positions in its config, under various names. If there is none, the dim is traced
+open and the traced program sets the limit: the table that positions index, or the range in which the model's code is
+valid.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from ..model import Dim
 from .input_request import InputRequest
 from .shape_expressions import split_words
 
-# traced up to this where nothing is known: beyond what a model is made for, and below any overflow of products
+# Upper bound for tracing if nothing is known: larger than any model's limit, and products do not overflow.
 OPEN = 2**20
 
-# of shape (batch, positions, ...)
+# Inputs of shape (batch, positions, ...).
 _TEXT = split_words("input_ids attention_mask token_type_ids position_ids inputs_embeds")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 _DECODED = ("max_target_positions", *_POSITIONS)
-# of shape (batch, channels, height, width)
+# Input of shape (batch, channels, height, width).
 _IMAGE = "pixel_values"
 
 
 @dataclass(frozen=True)
 class ConfigLimit:
-    """The largest size of a dim, and what says so; ``best`` is the usual size, where that is said too."""
+    """Largest size of a dim.
+
+    Attributes:
+        most: the largest size.
+        source: the config entry that states it, for messages.
+        best: the usual size, or None if the config does not state it.
+    """
 
     most: int
     source: str
@@ -35,8 +41,14 @@ class ConfigLimit:
 
 
 def widen_unstated_dims(wishes: InputRequest, config: Any) -> InputRequest:
-    """The wishes with the dims of which no range was stated as wide as ``config`` (of a library's model; any object)
-    says, else open."""
+    """Set the ranges of dims without a stated range from ``config``, or leave them open.
+
+    Args:
+        config: a library's config object, or any object.
+
+    Returns:
+        The request with wider dims and the source of each limit.
+    """
     limits = _find_config_limits(wishes, config)
     dims = dict(wishes.dims)
     for name, dim in dims.items():
@@ -73,7 +85,7 @@ def _find_config_limits(wishes: InputRequest, config: Any) -> dict[str, ConfigLi
 
 
 def _text_position_limit(config: Any, keys: tuple[str, ...]) -> ConfigLimit | None:
-    """Of models of several parts (CLIP) those of the text."""
+    """Return the limit of the text positions; in a model of several parts (CLIP), that of the text part."""
     for part in (config, getattr(config, "text_config", None)):
         for key in keys:
             if (size := getattr(part, key, None)) and type(size) is int and size > 1:

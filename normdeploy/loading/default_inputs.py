@@ -1,8 +1,8 @@
-"""What a Hugging Face model takes where the user names no input: texts, images, sound and points, their sizes from
-config and preprocessor.
+"""Derive the inputs of a Hugging Face model if the user names none.
 
-Batch sizes are ``batch`` everywhere; a text has ``seq`` tokens, what a decoder is given ``decoder_seq``, sound
-``samples`` or ``frames``. A model that compares texts with images takes any number of either (``image_batch``).
+Texts, images, sound and points are covered, with sizes from the config and the preprocessor. The batch size is always
+``batch``. A text has ``seq`` tokens, a decoder's input ``decoder_seq``, sound ``samples`` or ``frames``. A model that
+compares texts with images takes any number of either (``image_batch``).
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from torch import nn
 
 from .shape_expressions import split_words
 
-# models whose tokenizers make segments; RoBERTa's has a table for them and a tokenizer without
+# Models whose tokenizers make segment ids; RoBERTa has a table for them, but its tokenizer makes none.
 _SEGMENTED = frozenset(
     split_words("bert albert electra mobilebert convbert rembert roformer xlnet tapas big_bird funnel")
 )
 _IMAGE_SIZE = 224
 _CHANNELS = 3
 _BINS = 80
-# of a sound encoder: 0.2 s, 1 s and 30 s at the 20 ms that most have
+# Frames of a sound encoder: 0.2 s, 1 s and 30 s at the common 20 ms.
 _STRIDES = {"min": 10, "opt": 50, "max": 1500}
 
 
 def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """The inputs of ``model``, as ``--input`` takes them, and ranges of dims that have a reason, by name, as ``--dim``
-    takes them.
+    """Infer the inputs of ``model``.
 
     Args:
-        model: of transformers, with its ``config``.
-        folder: where ``preprocessor_config.json`` may lie, which says how large images are.
+        model: a model of transformers, with its ``config``.
+        folder: may contain ``preprocessor_config.json``, which states the image size.
+
+    Returns:
+        Inputs as ``--input`` takes them, and dim name -> range as ``--dim`` takes it, for dims with special ranges.
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor = read_preprocessor(folder)
@@ -66,17 +68,21 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
 
 
 def config_of(model: nn.Module) -> Any:
-    """The config that transformers gives each model."""
+    """Return the config that transformers gives each model."""
     return model.config
 
 
 def takes_text_pairs(config: Any) -> bool:
-    """Whether the tokenizer of such a model tells the first text from the second."""
+    """Return whether the tokenizer of such a model marks the first and second text with segment ids."""
     return getattr(config, "model_type", "") in _SEGMENTED and (getattr(config, "type_vocab_size", 0) or 0) > 1
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:
-    """What ``preprocessor_config.json`` says, {} where there is none that can be read."""
+    """Read ``preprocessor_config.json``.
+
+    Returns:
+        Its content; {} if it is missing or unreadable.
+    """
     try:
         content = json.loads((folder / "preprocessor_config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -87,7 +93,11 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def modality_setting(config: Any, name: str, default: Any = None) -> Any:
-    """``name`` of the config, or of its part for images or sound."""
+    """Look up a setting in the config, or in its part for images or sound.
+
+    Returns:
+        The first value that is not None, else ``default``.
+    """
     places = (
         config,
         *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")),
@@ -101,7 +111,11 @@ def modality_setting(config: Any, name: str, default: Any = None) -> Any:
 
 
 def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tuple[int, int]:
-    """(height, width) of the images that the preprocessor makes, else of those that the model was made for."""
+    """Find the size of images that the preprocessor makes, else the size that the model was made for.
+
+    Returns:
+        (height, width).
+    """
     sizes = []
     if preprocessor.get("do_pad"):
         sizes.append(preprocessor.get("pad_size"))
@@ -152,7 +166,9 @@ def _is_video_model(config: Any) -> bool:
 
 
 def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str:
-    """[mel bins, frames] of Whisper, whose encoder has a table of that length; else [frames, features]."""
+    """Return the shape of audio features: "mel bins,frames" for Whisper, which has a fixed length, else
+    "frames,features".
+    """
     bins = modality_setting(config, "num_mel_bins")
     if bins is not None and getattr(config, "model_type", "") == "whisper":
         return f"{bins},{2 * modality_setting(config, 'max_source_positions')}"
@@ -161,7 +177,9 @@ def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str
 
 
 def _describe_sound_input(config: Any) -> tuple[str, dict[str, str]]:
-    """The waveform's samples, in steps of the encoder's frames; or the spectrogram that an audio transformer takes."""
+    """Return the shape and ranges of sound: samples in multiples of the encoder's frame, or an audio transformer's
+    spectrogram.
+    """
     strides = getattr(config, "conv_stride", None)
     if not strides:
         if (length := getattr(config, "max_length", None)) and (bins := getattr(config, "num_mel_bins", None)):

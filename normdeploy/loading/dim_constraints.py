@@ -1,5 +1,6 @@
-"""What torch.export says of dims that can't have all of their range: the ranges that it asks for, and errors in words
-of ours."""
+"""Interpret torch.export's errors about dims that can't take their full range: narrow the ranges, or explain the
+error.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
 
 
 def _parse_suggested_fixes(message: str) -> dict[str, str]:
-    """torch's suggested fixes, ``{"seq": "Dim('seq', max=12)"}``."""
+    """Parse torch's suggested fixes into ``{"seq": "Dim('seq', max=12)"}``."""
     lines = message.partition("Suggested fixes:")[2].splitlines()
     return {
         name: value
@@ -29,10 +30,13 @@ def _parse_suggested_fixes(message: str) -> dict[str, str]:
 
 
 def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditions) -> tuple[InputRequest, bool]:
-    """The wishes with the ranges that torch asks for, and whether dims go in steps.
+    """Narrow the dims to the ranges that torch suggests.
 
     Args:
-        conditions: those that torch met, which name the place.
+        conditions: conditions that torch met while tracing, which give the place in the model.
+
+    Returns:
+        The request with narrowed dims, and whether a dim only takes multiples of a step.
 
     Raises:
         InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
@@ -67,7 +71,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
 
 @dataclass(frozen=True)
 class _TakenSizes:
-    """Those that torch says the model takes: step·n + offset from ``low`` to ``high``, None is any."""
+    """Sizes that the model accepts according to torch: step·n + offset, from ``low`` to ``high`` (None: no limit)."""
 
     low: int
     high: int | None
@@ -76,7 +80,7 @@ class _TakenSizes:
 
 
 def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> _TakenSizes | None:
-    """The sizes of one suggested fix; None where it can't be read."""
+    """Return the sizes of one suggested fix, or None if it can't be parsed."""
     step = 1
     offset = 0
     if match := _STEPS.fullmatch(fix):
@@ -123,14 +127,19 @@ _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
 
 def _parse_excluded_sizes(message: str) -> dict[str, int]:
-    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place
-    there, or none."""
+    """Parse the sizes that torch can't trace together with others: there, a tensor shorter by a constant (x[:, 1:]) has
+    size 0 or 1.
+    """
     lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
     return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
 
 
 def raise_above_excluded(message: str, wishes: InputRequest) -> InputRequest:
-    """The wishes with dims of which nothing was stated above the sizes that torch excludes."""
+    """Raise the minimum of dims without a stated range above the sizes that torch excludes.
+
+    Returns:
+        The changed request.
+    """
     dims = dict(wishes.dims)
     for name, size in _parse_excluded_sizes(message).items():
         dim = dims.get(name)
@@ -143,10 +152,14 @@ _BOUND = re.compile(r"Expected op to be '==', got \S+ for (?P<over>\d+)(/(?P<und
 
 
 def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
-    """What to state where torch.export's own solver stops at the dims; "" where it did not."""
+    """Explain which range to state if torch.export's solver fails on the dims.
+
+    Returns:
+        The message; "" for another error.
+    """
     bound = _BOUND.search(message)
     if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
-        # The bound is the size at which a slice (x[1:-1]) has one place, which torch can't trace with the others.
+        # At this bound a slice (x[1:-1]) has size 1, which torch can't trace together with other sizes.
         first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
         if first <= dim.max:
             begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
@@ -165,7 +178,13 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
 
 
 def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
-    """Say which constraint of the model the dims violate, and where it is; without torch's advice on its own API."""
+    """Explain which constraint of the model the dims violate and the line that sets it.
+
+    torch's advice on its own API is left out.
+
+    Returns:
+        The message.
+    """
     lines = [
         line.strip().removeprefix("- ")
         for line in message.partition("Suggested fixes")[0].splitlines()
@@ -198,7 +217,7 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
 
 
 def _substitute_dim_names(guard: str, violated: Iterable[re.Match[str]]) -> str:
-    """Write the names of dims where torch writes ``L['x'].size()[0]``."""
+    """Replace torch's ``L['x'].size()[0]`` in a guard by the dims' names."""
     for match in violated:
         guard = guard.replace(match["source"], match["name"])
     return guard

@@ -1,4 +1,4 @@
-"""A model that fails in PyTorch on its example inputs: which layer fails, in which line, and what to state."""
+"""Explain why a model fails in PyTorch on its example inputs: the layer, the line, and which inputs to state."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _ADVICE = "say what it takes with --input, and write the size of a dim that the 
 
 @dataclass(frozen=True)
 class _FailedLayer:
-    """The innermost module that was running, and the tensor that it was given."""
+    """Innermost module that was running, and its input tensor."""
 
     module: nn.Module
     given: torch.Tensor
 
 
 def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest, error: Exception) -> str:
-    """Return the message for a call that fails in PyTorch.
+    """Build the message for a call that fails in PyTorch.
 
     Args:
-        module: the one that ran.
+        module: the module that was called.
+
+    Returns:
+        Inputs, place, reason and advice in one line.
     """
     head = f"{type(module).__name__}{forward_signature(module)} does not run on the inputs {_describe_tensors(call)}"
     head = (
@@ -44,7 +47,7 @@ def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest,
 
 
 def _explain_layer_failure(layer: _FailedLayer, wishes: InputRequest) -> str:
-    """Say what a layer takes, what it is given and what to state; "" where that is not the fault."""
+    """Return the layer's expected input, its actual input and advice; "" if they are not the cause."""
     given = layer.given
     module = layer.module
     if isinstance(module, nn.Linear) and given.dim() and given.shape[-1] != module.in_features:
@@ -75,7 +78,7 @@ def _explain_convolution_failure(module: _ConvNd, given: torch.Tensor, wishes: I
 
 
 def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:
-    """Write an input of indices into the table: ``'ids:int64[b,s]{0:100}'``."""
+    """Return an input of indices into the table, such as ``'ids:int64[b,s]{0:100}'``."""
     floats = [wish for wish in wishes.inputs if not wish.dtype or wish.dtype.startswith(("float", "bfloat"))]
     wish = next(iter(floats or wishes.inputs), None)
     if wish is None:
@@ -103,7 +106,7 @@ def _describe_tensors(call: ExampleCall) -> str:
 
 
 def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
-    """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
+    """Return the sizes of the named dims in the example, as `` (b=8, seq=16)``."""
     sizes: dict[str, int] = {}
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         if wish is not None:

@@ -1,4 +1,4 @@
-"""The example call that torch.export traces: the user's own, or one made from what the user says of the inputs."""
+"""Make the example call that torch.export traces, from the user's own example or from the stated inputs."""
 
 from __future__ import annotations
 
@@ -19,35 +19,62 @@ from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .input_request import InputRequest
 from .program_signature import dtype_name, is_renaming, match_requested_inputs
 
-# Annotations of parameters that no tensor is for; their names where annotations are texts.
+# Annotations of parameters that take no tensor, as types and as postponed annotations (strings).
 _PLAIN = (int, float, bool, str, "int", "float", "bool", "str")
 
 
 @dataclass(frozen=True)
 class ExampleCall:
-    """The example call, on the CPU. ``matched`` holds for each tensor, in the order of the leaves, the index of its
-    wish or None."""
+    """Example call on the CPU.
+
+    Attributes:
+        matched: for each tensor, in the order of the leaves, the index of its stated input or None.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     matched: tuple[int | None, ...]
 
     def tensors(self) -> list[torch.Tensor]:
+        """List the tensors of the call.
+
+        Returns:
+            Tensor leaves of args and kwargs, in pytree order.
+        """
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
     def matched_inputs(self, wishes: InputRequest) -> list[InputSpec | None]:
+        """List the stated input of each tensor.
+
+        Returns:
+            Input or None, in the order of ``tensors``.
+        """
         return [None if index is None else wishes.inputs[index] for index in self.matched]
 
 
 def forward_signature(module: nn.Module) -> inspect.Signature:
-    """Of the module's forward, without annotations: the text of it stands in messages."""
+    """Return the signature of the module's forward without annotations, for binding and for messages.
+
+    Returns:
+        The bare signature.
+    """
     signature = inspect.signature(module.forward)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
 
 
 def make_example_call(module: nn.Module, wishes: InputRequest, sizes: Mapping[str, int]) -> ExampleCall:
-    """Example arguments from the wishes alone: by the names of forward's parameters, else in their order."""
+    """Make example arguments from the stated inputs, matched by the names of forward's parameters, else by order.
+
+    Args:
+        sizes: dim name -> size.
+
+    Returns:
+        The call, with random tensors.
+
+    Raises:
+        InputError: inputs are missing or do not fit forward's parameters.
+    """
     order = require_fitting_inputs(module, wishes)
     rng = np.random.default_rng(0)
     tensors = [_sample_input(wish, rng, sizes) for wish in wishes.inputs]
@@ -58,17 +85,25 @@ def make_example_call(module: nn.Module, wishes: InputRequest, sizes: Mapping[st
 
 @dataclass(frozen=True)
 class ArgumentOrder:
-    """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
+    """Assignment of inputs to arguments.
+
+    Attributes:
+        positional: indices of inputs passed by position.
+        keywords: parameter -> index of its input, in the order of forward's parameters.
+    """
 
     positional: list[int]
     keywords: dict[str, int]
 
 
 def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentOrder:
-    """Return how the wished inputs are passed to forward.
+    """Match the stated inputs to forward's parameters.
+
+    Returns:
+        The arguments by position and by keyword.
 
     Raises:
-        InputError: there are none, or they do not fit forward's parameters.
+        InputError: no inputs are stated, or they do not fit forward's parameters.
     """
     name = type(module).__name__
     if type(module).forward is nn.Module.forward:
@@ -96,11 +131,11 @@ def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentO
 
 
 def _find_missing_parameters(module: nn.Module, order: ArgumentOrder) -> list[str]:
-    """Return the parameters of forward that have no default and are given nothing."""
+    """Return forward's parameters that have no default and no input."""
     try:
         bound = forward_signature(module).bind_partial(*order.positional, **order.keywords).arguments
     except TypeError:
-        # Too many are given, so none is lacking.
+        # Too many inputs are given, so none is missing.
         return []
     return [name for name in _required_parameters(module) if name not in bound]
 
@@ -112,7 +147,7 @@ def _required_parameters(module: nn.Module) -> list[str]:
 
 
 def _advise_on_parameters(module: nn.Module, names: Sequence[str]) -> str:
-    """Say how forward's parameters are given: a tensor by --input, a plain value by a default alone."""
+    """Return advice on missing parameters: state a tensor with --input, or give a plain value a default."""
     plain = [name for name in names if _takes_plain_value(module, name)]
     tensors = [name for name in names if name not in plain]
     if tensors:
@@ -162,8 +197,9 @@ def _arrange_arguments(module: nn.Module, names: Sequence[str]) -> ArgumentOrder
 
 
 def _leading_positional_inputs(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
-    """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not
-    given."""
+    """Return the indices of inputs passed by position: those of the first parameters, up to the first without an
+    input.
+    """
     leading: list[int] = []
     for name, parameter in parameters.items():
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in given:
@@ -190,11 +226,14 @@ def _sample_input(wish: InputSpec, rng: np.random.Generator, sizes: Mapping[str,
 
 
 def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
-    """Sizes to trace with, one way after the other, for models that do not run at the first.
+    """Yield sizes to trace with, in the order to try them.
 
-    torch.export takes the sizes 0 and 1 for constants, and dims of equal size may hide that they differ. So: different
-    multiples of the opt sizes (a model that wants a size divisible by something was given one that is), sizes next to
-    them, the opt sizes.
+    torch.export treats the sizes 0 and 1 as constants, and equal sizes of two dims may hide that they differ. So
+    different multiples of the opt sizes come first, for models that need a divisible size. Then come sizes next to
+    them, and last the opt sizes.
+
+    Yields:
+        Dim name -> size.
     """
     tried: list[dict[str, int]] = []
     for step in ("opt", 1, 0):
@@ -212,13 +251,16 @@ def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
 def spread_arguments(
     module: nn.Module, args: torch.Tensor | Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from what people write: one tensor, a tuple, or a mapping.
+    """Normalize the user's example: one tensor, a tuple, or a mapping.
 
-    A mapping is one of keyword arguments where forward can be called with it, else forward's one argument: a batch in a
-    dict.
+    A mapping gives keyword arguments if forward can be called with them; else it is forward's one argument, a batch in
+    a dict.
+
+    Returns:
+        Positional and keyword arguments.
     """
     if isinstance(args, Mapping):
-        # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
+        # transformers' BatchEncoding is not a dict, and torch's pytree supports only dicts.
         own = dict(args)
         try:
             forward_signature(module).bind(**own, **kwargs)
@@ -231,7 +273,14 @@ def spread_arguments(
 def copy_example_call(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: InputRequest
 ) -> ExampleCall:
-    """The user's example, detached and on the CPU; a dim that is to be dynamic is stretched where its size is 1."""
+    """Copy the user's example, detached and on the CPU; a dynamic dim of size 1 is repeated to size 2.
+
+    Returns:
+        The call with its stated inputs matched.
+
+    Raises:
+        InputError: the arguments do not fit forward, contain no tensor, or contradict the stated inputs.
+    """
     own_args, own_kwargs = pytree.tree_map_only(
         torch.Tensor, lambda t: t.detach().cpu().clone(), (tuple(args), dict(kwargs))
     )
@@ -270,7 +319,11 @@ def copy_example_call(
 
 
 def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
-    """For each tensor the name that torch.export gives its placeholder: ``batch_ids`` for ``batch["ids"]``."""
+    """Compute the name that torch.export gives each tensor's placeholder: ``batch_ids`` for ``batch["ids"]``.
+
+    Returns:
+        id of the tensor -> name.
+    """
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -289,7 +342,11 @@ def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
 
 
 def user_dim_names(module: nn.Module, call: ExampleCall, dynamic_shapes: Any) -> list[dict[int, str]]:
-    """For each tensor the names of the ``torch.export.Dim`` objects that the user gave it, by dim."""
+    """Collect the names of the user's ``torch.export.Dim`` objects.
+
+    Returns:
+        For each tensor of the call, axis -> dim name.
+    """
     arguments = forward_signature(module).bind(*call.args, **call.kwargs).arguments
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(module, call.args, call.kwargs)
@@ -346,7 +403,11 @@ def _stretch_unit_dims(leaf: torch.Tensor, wish: InputSpec | None, sizes: Mappin
 
 
 def prefer_example_sizes(wishes: InputRequest, call: ExampleCall) -> InputRequest:
-    """A dim of which no range was stated is best at the size of its example."""
+    """Set the opt size of dims without a stated range to the size in the example.
+
+    Returns:
+        The changed request.
+    """
     dims = dict(wishes.dims)
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         for dim, size in zip(wish.shape if wish else (), leaf.shape, strict=False):

@@ -1,4 +1,4 @@
-"""torch.export's failures as one line: what it can't trace, in which module and line of the model, what to do."""
+"""Turn torch.export's failures into one line: the cause, the module and line of the model, and advice."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ PACKED = (
     " --quantize int8, or quantize with fake quantization (prepare_qat) and export that"
 )
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
-# Not torch.ao.nn.qat, whose modules round in float.
+# torch.ao.nn.qat is not included: its modules round in float.
 _INTEGER_MODULE = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")
-# What is left of QuantStub and DeQuantStub holds no weights.
+# The results of QuantStub and DeQuantStub hold no weights.
 _FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
 _SHOWN = 4
 
 
 def make_export_error(module: nn.Module, error: Exception) -> ExportError:
-    """Return torch.export's failure as an error of ours."""
+    """Make an ExportError from torch.export's failure.
+
+    Returns:
+        The error, with cause, place and advice.
+    """
     name = type(module).__name__
     kind = type(error).__name__
     text = str(error)
@@ -72,7 +76,7 @@ def refuse_integer_modules(module: nn.Module) -> None:
     """Refuse the integer modules that torch.ao makes (quantize_dynamic, convert).
 
     Raises:
-        ExportError: it names them.
+        ExportError: the model has such modules; the message names them.
     """
     found = [
         f"{name or 'the model itself'} ({type(part).__name__})"
@@ -86,10 +90,10 @@ def refuse_integer_modules(module: nn.Module) -> None:
 
 
 def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
-    """Refuse a program whose outputs ONNX does not have: numbers and texts of Python, complex tensors, none at all.
+    """Refuse a program with outputs that ONNX lacks: Python numbers and texts, complex tensors, or no tensors at all.
 
     Raises:
-        ExportError: it names the output.
+        ExportError: the message names the output.
     """
     specs = user_outputs(program)
     constants = [spec.value for spec in specs if getattr(spec, "value", None) is not None]
@@ -112,5 +116,5 @@ def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
 
 
 def _is_packed_recurrence(frame: FrameType) -> bool:
-    """Return whether the frame is one of a recurrent layer that was given a packed sequence."""
+    """Return whether the frame belongs to a recurrent layer with a packed sequence as input."""
     return frame.f_code.co_filename == _RECURRENT and frame.f_locals.get("batch_sizes") is not None

@@ -1,5 +1,8 @@
-"""torch.ao's FakeQuantize modules, whose forward asks tensors whether it observes and rounds: torch.export can't follow
-that. In a model that is only run the answers are fixed."""
+"""Prepare torch.ao's FakeQuantize modules for torch.export.
+
+Their forward reads from tensors whether it observes and rounds, which torch.export can't trace. For inference these
+flags are constant.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from torch.ao.quantization.fake_quantize import FakeQuantize
 
 from ..errors import ExportError
 
-# The operators below torch's fake quantizers return what is rounded, and what lies inside the range. torch 2.13 has
-# kernels alone for them.
+# These lower-level operators return the rounded tensor and a mask of elements inside the range. torch 2.13 has only
+# kernels for them, no shape functions.
 _WITHOUT_SHAPES = (
     "fake_quantize_per_tensor_affine_cachemask",
     "fake_quantize_per_channel_affine_cachemask",
@@ -23,10 +26,10 @@ _WITHOUT_SHAPES = (
 
 
 def fix_fake_quantizers(module: nn.Module) -> None:
-    """Let the FakeQuantize modules of ``module`` round by the numbers that they hold, in place.
+    """Make the FakeQuantize modules of ``module`` round with their stored scales, in place.
 
     Raises:
-        ExportError: one observes: its scale follows each input.
+        ExportError: a module still observes, so its scale would follow each input.
     """
     for name, part in module.named_modules():
         if not isinstance(part, FakeQuantize):
@@ -56,14 +59,16 @@ def _make_rounding_forward(part: FakeQuantize) -> Callable[[torch.Tensor], torch
 
     if part.is_per_channel:
         return round_per_channel
-    # One number each, as an operator of ONNX for a whole tensor wants them.
+    # ONNX takes single numbers for a whole tensor.
     scale, zero = float(part.scale), int(part.zero_point)
     return round_per_tensor
 
 
 @contextmanager
 def register_fake_quantizer_shapes() -> Iterator[None]:
-    """Tell torch the shapes of what its fake quantizers return: without them it traces no size that may change."""
+    """Register the output shapes of torch's fake quantizers within the context; without them torch can't trace dynamic
+    sizes.
+    """
 
     def output_shapes(x: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)

@@ -1,11 +1,11 @@
-"""What a file is, told from its bytes alone: nothing in it is executed, imported or unpickled.
+"""Detect the kind of a file from its bytes alone; nothing in it is executed, imported or unpickled.
 
 | kind | marker |
 |---|---|
 | ExportedProgram | zip with one root folder; ``archive_format`` reads ``pt2``; ``models/model.json`` |
 | TorchScript | zip with ``constants.pkl`` or ``code/`` |
-| torch.save | zip with ``data.pkl``; the legacy format is a row of bare pickles, the first holding a magic number |
-| safetensors | a little-endian u64 length, then ``{``; of several shards, a JSON called ``*.safetensors.index.json`` |
+| torch.save | zip with ``data.pkl``; the legacy format is a series of bare pickles, the first with a magic number |
+| safetensors | a little-endian u64 length, then ``{``; for several shards, a JSON named ``*.safetensors.index.json`` |
 | Hugging Face folder | ``config.json`` |
 """
 
@@ -20,19 +20,21 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import LFS_POINTER, LoadError
 
-# the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+# The pickle of torch.serialization.MAGIC_NUMBER, protocol 2.
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 PROGRAM_JSON = "models/model.json"
-# the safetensors library's own limit on its header, bytes
+# The safetensors library's own limit for its header, in bytes.
 _HEADER_LIMIT = 100 << 20
 _CHUNK = 1 << 20
-# of shards: {"weight_map": {tensor: file}}
+# Index of shards: {"weight_map": {tensor: file}}.
 INDEX = ".safetensors.index.json"
 _OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
 
 
 class FileKind(StrEnum):
+    """Kinds of files that can be loaded; the values appear in messages."""
+
     PROGRAM = "ExportedProgram"
     TORCHSCRIPT = "TorchScript"
     PICKLE = "torch.save"
@@ -43,10 +45,13 @@ class FileKind(StrEnum):
 
 
 def detect_kind(path: Path) -> FileKind:
-    """The kind of the file or folder at ``path``.
+    """Detect the kind of the file or folder at ``path``.
+
+    Returns:
+        The kind.
 
     Raises:
-        LoadError: there is nothing there, it is broken or truncated, or of no kind that can be loaded.
+        LoadError: nothing exists there, or the file is broken, truncated or of an unsupported kind.
     """
     if path.is_dir():
         if (path / "config.json").is_file():
@@ -89,7 +94,7 @@ def _describe_plain_folder(path: Path) -> str:
 
 
 def _suggest_zoo_factory(path: Path) -> str:
-    """Say how a model that a package knows by its name (resnet50) is given."""
+    """Return advice on a model that a package knows by name (resnet50); "" if ``path`` is not such a name."""
     if path.suffix or path.name != str(path):
         return ""
     return (
@@ -98,7 +103,7 @@ def _suggest_zoo_factory(path: Path) -> str:
     )
 
 
-# How files of other tools begin, what they are, and what to do.
+# First bytes of other tools' files, description, advice.
 _FOREIGN = (
     (LFS_POINTER, "the pointer that Git LFS keeps in the place of a file", "fetch the file itself with `git lfs pull`"),
     (b"GGUF", "a GGUF file of llama.cpp", "give the Hugging Face folder or the weights from which it was made"),
@@ -119,7 +124,7 @@ _WANTED = "wanted: a file of torch.export.save or torch.save, safetensors, a Hug
 
 
 def _describe_unknown_file(path: Path, head: bytes) -> str:
-    """Say what a file that can't be loaded is, as far as its first bytes or its name tell."""
+    """Describe a file that can't be loaded, as far as its first bytes or its name identify it."""
     for magic, kind, advice in _FOREIGN:
         if head.startswith(magic):
             return f"{path} is {kind}: {advice}"
@@ -174,18 +179,26 @@ def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
 
 
 def archive_root(archive: zipfile.ZipFile) -> str:
-    """The one folder that everything in an archive of torch lies in."""
+    """Return the one folder at the root of a torch archive.
+
+    Returns:
+        Its name.
+    """
     return PurePosixPath(archive.namelist()[0]).parts[0]
 
 
 def open_torch_archive(path: Path) -> zipfile.ZipFile:
-    """A zip file of torch's whose table of contents can be relied on.
+    """Open a torch zip file with a checked table of contents.
 
-    torch stores its entries uncompressed, so what they declare can't exceed the file by much: whatever does is a bomb,
-    and is refused by the declared sizes, before a byte of it is inflated.
+    torch stores its entries uncompressed, so their declared sizes can't exceed the file's size by much. A file whose
+    sizes do is a zip bomb and is refused before a byte is inflated.
+
+    Returns:
+        The open archive.
 
     Raises:
-        LoadError: broken, truncated or empty; an entry leaves the archive, occurs twice, is encrypted or is a bomb.
+        LoadError: the file is broken, truncated or empty; an entry points outside the archive, occurs twice, is
+            encrypted or is a bomb.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -232,10 +245,13 @@ def _require_sound_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
 
 
 def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
-    """One whole entry.
+    """Read one whole entry.
+
+    Returns:
+        Its bytes.
 
     Raises:
-        LoadError: it is not there, or damaged.
+        LoadError: the entry is missing or damaged.
     """
     try:
         return archive.read(name)
@@ -250,10 +266,13 @@ def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 
 def hash_model_files(path: Path) -> str:
-    """The hash of a file, of an index with the shards beside it; of a folder: of the names and bytes of its files, in
-    the order of their names.
+    """Hash a model: a file, an index with the shards beside it, or a folder.
 
-    What git and huggingface_hub keep for themselves at its top differs from copy to copy of one model, and is left out.
+    The hash of a folder covers names and bytes of its files in the order of their names. Top-level bookkeeping of git
+    and huggingface_hub differs from copy to copy of one model, so it is left out.
+
+    Returns:
+        SHA-256 as hex digits.
     """
     digest = hashlib.sha256()
     if path.is_file():

@@ -1,8 +1,8 @@
-"""Which files of a Hugging Face folder may be read: regular ones inside it.
+"""Check that a Hugging Face folder refers only to regular files inside it.
 
-transformers joins whatever name the index of the shards or the config gives to the folder's path, and opens what it
-finds there: a file of somebody else's, or a device that never ends. A snapshot in huggingface_hub's cache is made of
-links into ``blobs`` of its own repository, which count as inside.
+transformers joins any name in the shard index or the config to the folder's path and opens the result. That may be
+another user's file or an endless device. A snapshot in huggingface_hub's cache consists of links into ``blobs`` of its
+own repository, which count as inside.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from ..errors import LoadError
 from .file_kinds import BOOKKEEPING
 
-# The largest index of a public model, with 90,000 tensors, has 9 MB.
+# The largest index of a public model has 90,000 tensors and 9 MB.
 _MOST = 100 << 20
 _LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?|experts)$")
 _LABELS = re.compile(r"^num_labels$")
-# The largest public classifiers have some 20,000.
+# The largest public classifiers have about 20,000.
 _MOST_LABELS = 2**20
 _READ = (".json", ".safetensors", ".bin", ".txt", ".model", ".h5", ".msgpack")
 
 
 def require_contained_files(folder: Path) -> None:
-    """Require that no file of the folder, and none that its config or an index names, leads out of it.
+    """Require that every file of the folder, and every file that its config or an index names, lies inside it.
 
     Raises:
-        LoadError: one does, is no regular file, or names its files in no way that can be read.
+        LoadError: a file points outside, is not a regular file, or a file list can't be read.
     """
     roots = _allowed_roots(folder)
     for file in _iter_folder_files(folder):
@@ -48,10 +48,13 @@ def require_contained_files(folder: Path) -> None:
 
 
 def indexed_shards(index: Path) -> list[Path]:
-    """Return the files that an index of safetensors names, which lie beside it.
+    """Read the shards that a safetensors index names.
+
+    Returns:
+        Sorted paths of the shards, beside the index.
 
     Raises:
-        LoadError: it names none, or one that is not there or lies elsewhere.
+        LoadError: the index names no shards, or a shard is missing or lies elsewhere.
     """
     names = sorted(set(map(str, _referenced_file_names(index, "weight_map"))))
     if not names:
@@ -65,10 +68,13 @@ def indexed_shards(index: Path) -> list[Path]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one where there is no such file.
+    """Read a JSON object from a file.
+
+    Returns:
+        The object; {} if the file does not exist.
 
     Raises:
-        LoadError: it is no regular file, too long, or holds no object.
+        LoadError: the file is not regular, is too long, or does not contain an object.
     """
     try:
         status = file.stat()
@@ -89,13 +95,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
-    """Require that the config asks for no more layers than the weights can fill, and for no more labels than a model
-    has: transformers makes each before it looks at the weights.
+    """Require plausible numbers of layers and labels, because transformers creates each before it reads the weights.
 
-    Each layer has a tensor of its own, but for models that use one again and again; none of those has 1000.
+    The number of layers may not exceed the number of weight tensors, since each layer has a tensor of its own. Models
+    that reuse layers are the exception; none of them has 1000, so up to 1000 layers are always allowed.
 
     Raises:
-        LoadError: it does.
+        LoadError: a number is too large.
     """
     labels = max((count for _, count in _iter_config_counts(config, _LABELS)), default=0)
     if labels > _MOST_LABELS:
@@ -113,7 +119,7 @@ def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _iter_config_counts(config: dict[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[str, int]]:
-    """Yield what the config and its parts give under such keys: a count, or the sum of several."""
+    """Yield each matching key of the config and its parts with its count, or with the sum of several."""
     stack: list[Any] = [config]
     while stack:
         item = stack.pop()
@@ -131,7 +137,7 @@ def _iter_config_counts(config: dict[str, Any], keys: re.Pattern[str]) -> Iterat
 
 
 def _count_weight_tensors(folder: Path) -> int:
-    """How many tensors the weight files hold, at most."""
+    """Return an upper bound of the number of tensors in the weight files."""
     count = 0
     for file in folder.rglob("*"):
         if file.suffix == ".safetensors" and file.is_file():
@@ -158,7 +164,7 @@ def _allowed_roots(folder: Path) -> list[Path]:
 
 
 def _iter_folder_files(folder: Path) -> Iterator[Path]:
-    """Links anywhere below it, for its hash is taken of them too, and what transformers may open at its top."""
+    """Yield links anywhere in the folder, since they are hashed too, and top-level files that transformers may open."""
     for path in folder.rglob("*"):
         top = path.relative_to(folder).parts[0]
         if top not in BOOKKEEPING and (path.is_symlink() or (path.parent == folder and path.suffix in _READ)):
@@ -166,7 +172,9 @@ def _iter_folder_files(folder: Path) -> Iterator[Path]:
 
 
 def _referenced_file_names(file: Path, key: str) -> list[str]:
-    """The distinct file names that an index or a config gives under ``key``: one, or the values of a mapping."""
+    """Return the distinct file names that an index or a config has under ``key``: a single name or a mapping's
+    values.
+    """
     given = read_json(file).get(key)
     if given is None:
         return []
@@ -184,7 +192,7 @@ def _require_inside_roots(file: Path, folder: Path, roots: list[Path], why: str)
         target = file.resolve()
         status = target.stat()
     except (FileNotFoundError, NotADirectoryError):
-        # transformers says which file is missing.
+        # transformers reports missing files.
         status = None
     except (OSError, RuntimeError, ValueError) as error:
         raise LoadError(f"{file} can't be read: {error}") from error

@@ -1,5 +1,7 @@
-"""Names of models on the Hugging Face Hub, ``org/name``: their folder in huggingface_hub's cache, fetched where it is
-not there yet."""
+"""Resolve names of models on the Hugging Face Hub, ``org/name``, to folders in huggingface_hub's cache.
+
+A model that is not in the cache is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,36 @@ from .torch_pickles import first_line
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
-# no pickles, no code
+# Neither pickles nor code.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]
-# for an answer of the Hub
+# Time limit for an answer of the Hub.
 _SECONDS = 10
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """``org/name``, where neither a file nor a folder of that name, nor a folder ``org``, is here."""
+    """Return whether ``source`` has the form ``org/name`` and is not a local path: neither it nor a folder ``org``
+    exists.
+
+    Returns:
+        False also for a name with the suffix of a model file.
+    """
     text = Path(source).as_posix()
     here = Path(source).exists() or Path(text.partition("/")[0]).exists()
     return bool(_ID.fullmatch(text)) and not _FILES.search(text) and not here
 
 
 def resolve_model_path(source: str | Path) -> Path:
-    """The folder of a model that is named by its id on the Hub, the file of ``my_model.py:Net``; every other path as it
-    is.
+    """Resolve a model's name or path: a Hub id to its folder, ``my_model.py:Net`` to its file.
 
-    The cache comes first. What is not in it is fetched, config and safetensors alone, unless huggingface_hub is told to
-    stay offline (HF_HUB_OFFLINE) or the Hub gives no answer within ten seconds.
+    The cache comes first. A model that is not in it is downloaded, without pickles and code (only JSON, text,
+    ``*.model`` and safetensors files). Nothing is downloaded if huggingface_hub is offline (HF_HUB_OFFLINE) or the Hub
+    does not answer within ten seconds.
+
+    Returns:
+        Path of a file or folder; any other path unchanged.
 
     Raises:
-        LoadError: the model is not in the cache and can't be fetched.
+        LoadError: the model is not in the cache and can't be downloaded.
     """
     named = parse_python_source(source)
     if named is not None:
@@ -43,17 +53,17 @@ def resolve_model_path(source: str | Path) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        # there is no such file, as the loader says
+        # The loader then reports that the file does not exist.
         return Path(source)
     name = Path(source).as_posix()
     if (cached := _find_cached_folder(huggingface_hub, name)) is not None:
         return cached
     try:
-        # the fetch itself tries for minutes where there is no network
+        # Without a network, the download itself would try for minutes.
         huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
     except Exception as error:
-        # offline, unknown, gated, no network: errors of several libraries
+        # Offline, unknown, gated or unreachable: the errors come from several libraries.
         first = first_line(error, "")
         raise LoadError(
             f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched"
@@ -63,11 +73,11 @@ def resolve_model_path(source: str | Path) -> Path:
 
 
 def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
-    """The folder in the cache, if config and weights are there."""
+    """Return the folder in the cache if it has config and weights, else None."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
     except Exception:
-        # LocalEntryNotFoundError, HFValidationError, ...: not there
+        # The model is not cached: LocalEntryNotFoundError, HFValidationError, and others.
         return None
     weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     if (folder / "config.json").is_file() and weights:

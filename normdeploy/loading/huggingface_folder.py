@@ -1,5 +1,4 @@
-"""A Hugging Face model folder, where transformers is installed: the class that its config or the task names, in eval
-mode."""
+"""Load a Hugging Face model folder with transformers: the class that its config or the task names, in eval mode."""
 
 from __future__ import annotations
 
@@ -23,8 +22,11 @@ from .traceable_models import TraceableModel, prepare_model
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """``missing``: parameters of the prepared module for which the folder has no weights; transformers fills them with
-    random numbers."""
+    """Model of a folder, or a part of it, ready to be traced.
+
+    Attributes:
+        missing: parameters of the module without weights in the folder; transformers fills them with random numbers.
+    """
 
     prepared: TraceableModel
     missing: frozenset[str]
@@ -32,7 +34,11 @@ class PreparedFolder:
 
 @dataclass(frozen=True)
 class HuggingfaceFolder:
-    """The model of a folder as its class made it; ``missing``: its parameters for which the folder has no weights."""
+    """Model of a folder as its class made it.
+
+    Attributes:
+        missing: parameters and buffers without weights in the folder.
+    """
 
     path: Path
     model: nn.Module
@@ -40,14 +46,18 @@ class HuggingfaceFolder:
     missing: frozenset[str]
 
     def prepare_part(self, part: str | None) -> PreparedFolder:
-        """The model or a part of it, to be traced before another part is prepared: they are one module with another
-        ``forward``.
+        """Prepare the model or a part of it for tracing.
+
+        Trace it before another part is prepared: all parts are the same module with another ``forward``.
+
+        Returns:
+            The prepared part.
 
         Raises:
             InputError: the model has no such part, or no past.
         """
         for module in self.model.modules():
-            # the one of the part before
+            # Remove the forward of the previous part.
             module.__dict__.pop("forward", None)
         lacking = {id(t) for name, t in _named_tensors(self.model) if name in self.missing}
         ready = prepare_model(self.model, self.path, self.task, part)
@@ -55,14 +65,17 @@ class HuggingfaceFolder:
 
 
 def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str | None = None) -> PreparedFolder:
-    """The model of the folder, or a part of it.
+    """Load the model of the folder and prepare it or a part of it.
 
     Args:
         task: as for ``load_folder_model``.
-        part: of an encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
+        part: of an encoder-decoder, "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+
+    Returns:
+        The prepared model.
 
     Raises:
-        NormdeployError: as ``load_folder_model``; InputError too where there is no such part.
+        NormdeployError: as for ``load_folder_model``; also InputError if the part does not exist.
     """
     if part is not None:
         part = require_part_name(part)
@@ -72,17 +85,20 @@ def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str |
 
 
 def load_folder_model(path: Path, trust: bool, task: str | None = None) -> HuggingfaceFolder:
-    """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
+    """Load the model of the folder. Nothing is downloaded, and the folder's code runs only with ``trust``.
 
     Args:
-        task: which class of transformers, and which inputs and outputs (`huggingface_tasks`); None: the class that the
-        config names, all outputs.
+        task: selects the class of transformers, the inputs and the outputs (`huggingface_tasks`); None: the config's
+            class and all outputs.
+
+    Returns:
+        The model in eval mode.
 
     Raises:
         RuntimeUnavailable: transformers is not installed.
-        TrustError: the folder brings its own classes.
+        TrustError: the folder contains its own classes.
         LoadError: the config or the weights are broken.
-        InputError: there is no such task, or the model is none for it.
+        InputError: the task does not exist or does not fit the model.
     """
     if task is not None:
         wanted = find_task(task)
@@ -101,31 +117,35 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
             f"{path} is a Hugging Face folder, and transformers is not installed: pip install transformers, or export "
             "the model once and give the .pt2 file"
         )
-    # said aloud: where it is left out transformers asks at the terminal, of every file of the folder that names code
+    # Set explicitly: otherwise transformers asks at the terminal about every file of the folder that names code.
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
-    # a decoder inside may have a config of its own
+    # A decoder inside may have its own config.
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "use_cache"):
-            module.config.use_cache = False  # type: ignore[union-attr]  # a cache is there only where a task or part asks for it
+            # Tasks and parts with a past turn the cache on again.
+            module.config.use_cache = False  # type: ignore[union-attr]
     if _has_attention_bias(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
         choose("eager")
     return HuggingfaceFolder(path, model.eval(), wanted, missing)
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Any]]:
-    """Parameters and buffers under every name that they have; a part has others than the whole."""
+    """List parameters and buffers under all their names; a part uses other names than the whole model."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def _has_attention_bias(config: dict[str, Any]) -> bool:
-    """Whether its attention adds a bias to the scores (T5, Swin): torch's fused attention with a mask of numbers is
-    what its exporter can't decompose for a dynamic batch ("Cannot view a tensor with shape ...")."""
+    """Return whether the attention adds a bias to the scores (T5, Swin).
+
+    torch's exporter can't decompose its fused attention with a mask of numbers for a dynamic batch ("Cannot view a
+    tensor with shape ...").
+    """
     return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
 
 
 def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> list[Any]:
-    """Classes to try: the one that the config names comes first where the task's are for its kind too."""
+    """Return the classes to try, in order: the task's classes, else the config's class or AutoModel."""
     import transformers
 
     if task is not None:
@@ -134,17 +154,17 @@ def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> 
         named = _import_class(transformers, (config.get("architectures") or [""])[0])
     else:
         named = None
-    # a tokenizer or processor of this name would load other files of the folder
+    # A tokenizer or processor of this name would load other files of the folder.
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
 
 
 def _import_class(library: Any, name: str) -> Any:
-    """Return a class of transformers, None where there is none or it can't be imported."""
+    """Return a class of transformers; None if it does not exist or can't be imported."""
     try:
         return getattr(library, name)
     except Exception:
-        # It imports a class when it is asked for, with whatever that class needs, and says so in errors of any type.
+        # transformers imports a class with its requirements on first access and raises errors of any type.
         return None
 
 
@@ -160,7 +180,7 @@ def _load_pretrained(
                 )
             return model, frozenset(info["missing_keys"])
         except Exception as failure:
-            # OSError, ValueError, SafetensorError, ...: transformers names no common class
+            # transformers' errors share no base class: OSError, ValueError, SafetensorError, and others.
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
     if error is None:
@@ -180,7 +200,7 @@ def _load_pretrained(
 
 @contextlib.contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Keep transformers' bar and its table of weights off the terminal: a stranger gave the names in it."""
+    """Keep transformers' progress bar and weight table off the terminal: the names in it are untrusted."""
     bars: Any = sys.modules.get("transformers.utils.logging")
     shown = bars is not None and bars.is_progress_bar_enabled()
     if shown:
@@ -202,13 +222,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
-    """Return the files of Python that the config's ``auto_map`` names, in quotes: a name may read like a sentence.
+    """Return the Python files that the config's ``auto_map`` names, in quotes, since a name may read like a sentence.
 
-    A class is named as ``file.Class``, or ``owner/repository--file.Class``, or is one of a list, with None where there
-    is none.
+    A class is named ``file.Class`` or ``owner/repository--file.Class``, or is an entry of a list that may contain None.
 
     Raises:
-        LoadError: it names something else.
+        LoadError: an entry has another form.
     """
     named = config.get("auto_map") or {}
     if isinstance(named, dict):
@@ -230,9 +249,10 @@ def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
 
 
 def require_complete_weights(path: Path, missing: frozenset[str], used: frozenset[str]) -> None:
-    """
+    """Require that the folder has weights for every parameter that the exported part uses.
+
     Raises:
-        LoadError: the exported part of the model uses parameters for which the folder has no weights.
+        LoadError: a used parameter has no weights.
     """
     if random := sorted(missing & used):
         names = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"

@@ -1,7 +1,7 @@
-"""Tasks of Hugging Face models: the class that each is loaded with, and the inputs and outputs that its users know.
+"""Define the tasks of Hugging Face models: the class to load, and the inputs and outputs that users know.
 
 Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and
-``model_configs.py``), so that code written for its files runs on ours.
+``model_configs.py``), so that code written for its files also runs on ours.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class HuggingfaceTask:
-    """``loaders``: the classes of transformers that are tried, in this order; ``outputs``: what is kept, () being all;
-    ``past``: the cache of a decoder is among inputs and outputs."""
+    """Task of a Hugging Face model.
+
+    Attributes:
+        loaders: classes of transformers to try, in this order.
+        outputs: outputs to keep; () keeps all.
+        past: include the cache of a decoder in inputs and outputs.
+    """
 
     name: str
     loaders: tuple[str, ...]
@@ -58,7 +63,7 @@ _SYNONYMS = {
     "translation": "text2text-generation",
     "image-segmentation": "semantic-segmentation",
 }
-# part -> the file that optimum's classes look for
+# part -> the file name that optimum's classes look for
 PART_FILES = {
     "encoder": "encoder_model.onnx",
     "decoder": "decoder_model.onnx",
@@ -69,9 +74,13 @@ ALL_PARTS = "all"
 
 
 def find_task(name: str) -> HuggingfaceTask:
-    """
+    """Find a task by its name or a synonym.
+
+    Returns:
+        The task.
+
     Raises:
-        InputError: there is no such task.
+        InputError: the task does not exist.
     """
     wanted = _SYNONYMS.get(name, name)
     chosen = next((task for task in _TASKS if task.name == wanted), None)
@@ -85,9 +94,13 @@ def find_task(name: str) -> HuggingfaceTask:
 
 
 def require_part_name(part: str) -> str:
-    """
+    """Check the name of an encoder-decoder's part.
+
+    Returns:
+        ``part`` unchanged.
+
     Raises:
-        InputError: there is no such part.
+        InputError: the part does not exist, or it is "all", which is not a single model.
     """
     if part == ALL_PARTS:
         raise InputError(

@@ -1,5 +1,7 @@
-"""Name the buffers and inputs that forward writes: a file computes one run, keeps nothing for the next, and leaves its
-inputs as they are."""
+"""Find buffers and inputs that forward writes to.
+
+A file computes one run: it keeps nothing for the next run and does not change its inputs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ __all__ = ["buffer_write_notes", "find_written_buffers", "input_write_notes", "r
 
 
 def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
-    """A note for each buffer, which is given by its path."""
+    """Write a note for each buffer that forward writes to.
+
+    Args:
+        buffers: paths of the buffers.
+
+    Returns:
+        One note per buffer.
+    """
     notes = []
     for buffer in buffers:
         module, _, name = buffer.rpartition(".")
@@ -35,7 +44,11 @@ def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
 
 
 def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
-    """Return a note for each input that forward changes in place."""
+    """Write a note for each input that forward changes in place.
+
+    Returns:
+        One note per input.
+    """
     inputs = [item.name for item in user_inputs(program)]
     found = dict.fromkeys(
         [*program.graph_signature.user_inputs_to_mutate.values(), *_iter_written_placeholders(program, inputs)]
@@ -48,7 +61,11 @@ def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def find_written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """Return the buffers and constants that the graph writes into, or into views of them, by their paths."""
+    """Find the buffers and constants that the graph writes to, also through views.
+
+    Returns:
+        Their paths.
+    """
     signature = program.graph_signature
     state = {
         spec.arg.name: spec.target
@@ -63,7 +80,7 @@ def find_written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ..
 
 
 def _iter_written_placeholders(program: torch.export.ExportedProgram, names: Collection[str]) -> Iterator[str]:
-    """Which of the placeholders of these names the graph writes into, or into views of them."""
+    """Yield the placeholders among ``names`` that the graph writes to, also through views."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             for given, argument in zip(node.args, node.target._schema.arguments, strict=False):
@@ -72,7 +89,7 @@ def _iter_written_placeholders(program: torch.export.ExportedProgram, names: Col
 
 
 def _iter_memory_owners(given: Any) -> Iterator[str]:
-    """The tensors in whose memory the given ones lie."""
+    """Yield the names of the given tensors and of the tensors that they are views of."""
     for node in given if isinstance(given, list | tuple) else [given]:
         while isinstance(node, torch.fx.Node):
             yield node.name
@@ -80,7 +97,7 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
             aliases = isinstance(target, torch._ops.OpOverload) and any(
                 result.alias_info is not None for result in target._schema.returns
             )
-            # an item of a list of views, as split and unbind return it
+            # An item of a list of views, as split and unbind return it.
             item = getattr(target, "__name__", "") == "getitem"
             if (aliases or item) and node.args:
                 node = node.args[0]
@@ -90,9 +107,12 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
 
 @contextmanager
 def record_buffer_assignments(module: nn.Module) -> Iterator[dict[str, None]]:
-    """Collect the paths of the buffers of ``module`` that are set to another tensor within it.
+    """Record buffers of ``module`` that are assigned another tensor within the context.
 
-    torch.export drops such an assignment without a trace.
+    torch.export drops such an assignment silently.
+
+    Yields:
+        Paths of the buffers as dict keys, filled while the context runs.
     """
     found: dict[str, None] = {}
     paths = {id(part): path for path, part in module.named_modules()}

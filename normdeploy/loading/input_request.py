@@ -1,10 +1,9 @@
-"""What the user says of the inputs: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
+"""Parse the user's inputs and dims: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
-    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the shape's brackets are written; DTYPE is float32 where it is left out
-    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic; one name is one size
-    everywhere
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets of the shape are literal; the default DTYPE is float32
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic
 
-The range is half-open for integers: {0:30522} are the ids 0 to 30521.
+One name means one size everywhere. The range is half-open for integers: {0:30522} are the ids 0 to 30521.
 """
 
 from __future__ import annotations
@@ -32,11 +31,14 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class InputRequest:
-    """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range.
-    The dtype of an input is "" where it was left out.
+    """Inputs and dims that the user stated.
 
-    ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one
-    size, which are static in ``inputs``.
+    Attributes:
+        inputs: in the user's order; the dtype is "" if it was omitted.
+        dims: dynamic dims by name.
+        stated: names of dims with a stated range.
+        sources: for some other dims, the source of their largest size.
+        single: dims whose range is one size; they are static in ``inputs``.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -46,20 +48,28 @@ class InputRequest:
     single: dict[str, Dim] = field(default_factory=dict)
 
     def with_dims(self, dims: dict[str, Dim]) -> InputRequest:
-        """The same with other ranges of dims."""
+        """Copy the request with other ranges of dims.
+
+        Returns:
+            The copy.
+        """
         return replace(self, inputs=tuple(wish.with_ranges_of(dims) for wish in self.inputs), dims=dims)
 
 
 def parse_input_request(
     inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None
 ) -> InputRequest:
-    """Read the --input and --dim values.
+    """Parse the values of --input and --dim.
 
     Args:
-        names, dim_names: the inputs of an ONNX file and their dims, whose names may be anything ("x:0", "unk-1").
+        names: inputs of an ONNX file, whose names may be any text ("x:0").
+        dim_names: dims of these inputs, also any text ("unk-1"); None for identifiers only.
+
+    Returns:
+        The request; dims without a stated range have default sizes.
 
     Raises:
-        InputError: one can't be read, or two contradict each other.
+        InputError: a value can't be parsed, or two contradict each other.
     """
     ranges: dict[str, Dim] = {}
     for text in dims:
@@ -78,12 +88,16 @@ def parse_input_request(
 
 
 def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
-    """The names of the dynamic dims, of a sum those of its terms."""
+    """List the names of the dynamic dims; a sum counts by its terms.
+
+    Returns:
+        Names without repetition.
+    """
     return list(named_dims_of(wishes))
 
 
 def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
-    """A dim whose range is one size is not dynamic."""
+    """Make dims static whose range is one size."""
     single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
     inputs = tuple(wish.with_ranges_of(single) for wish in wishes.inputs)
     dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
@@ -140,7 +154,7 @@ def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_
 
 
 def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:
-    """The input's name and what stands behind it; of names that a file has the longest that can be meant."""
+    """Split an input into its name and the rest; among a file's names, the longest that fits is taken."""
     bare = text.strip()
     for name in sorted(names, key=len, reverse=True):
         if bare.startswith(name) and (rest := _REST.fullmatch(bare[len(name) :])) is not None:

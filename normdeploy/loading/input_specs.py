@@ -1,5 +1,4 @@
-"""The inputs of an exported program as InputSpecs: names, dtypes, dims with their ranges, and the values that they may
-take."""
+"""Describe the inputs of an exported program: names, dtypes, dims with their ranges, and allowed values."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from .program_signature import InputPlaceholder, dtype_name, find_placeholders
 from .shape_expressions import SizeGuard, split_words
 
 _DTYPES = split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
-# size of a dim in ONNX
+# Largest size of a dim in ONNX.
 _LARGEST = 2**63 - 1
-# sizes tried when a min or max has to move so that the program's conditions hold
+# Number of sizes tried when a min or max must move to satisfy the program's conditions.
 _SEARCH = 4096
 
 
@@ -34,16 +33,20 @@ def build_input_specs(
     fresh: bool,
     names: Sequence[Mapping[int, str]] = (),
 ) -> tuple[tuple[InputSpec, ...], dict[str, str]]:
-    """The program's tensor inputs, named and bounded as the user wishes where the program allows it.
+    """Describe the program's tensor inputs, with names and ranges from the user if the program allows them.
 
-    And of each dim whose largest size nobody stated, neither the user nor a saved program, what it was taken from.
+    Args:
+        matched: the stated input, or None, for each tensor input.
+        fresh: the program was just exported for this request, so its dims apply even without a stated range; otherwise
+            the sizes that the program was exported with apply.
+        names: names of the dims of inputs that the user did not state, if known.
 
-    ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these
-    wishes: their dims then hold also where no range was stated; otherwise the sizes that the program was exported with
-    count. ``names`` are those of the dims of inputs without a wish, where they are known.
+    Returns:
+        The inputs, and dim name -> the source of its largest size, for dims whose largest size neither the user nor a
+        saved program states.
 
     Raises:
-        InputError: a wish contradicts the program.
+        InputError: the request contradicts the program.
     """
     tensors, constants = find_placeholders(program)
     shapes = [
@@ -79,13 +82,12 @@ def build_input_specs(
     return specs, {name: source for name, (_, source) in ranged.items() if source}
 
 
-# a name for each dynamic dim
+# Sizes, with a name for each dynamic dim.
 Shape = list[str | int]
 
 
 def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping[int, str]) -> Shape:
-    """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its
-    expression."""
+    """Name the dims of an input; a dim without a name is written as "?" and its expression, and is named later."""
     shape = [tensor.dim_size(index) for index in range(tensor.value.dim())]
     sizes: Shape = [size if isinstance(size, int) else str(size) for size in shape]
     if wish is None:
@@ -129,8 +131,9 @@ def _format_sizes(sizes: Shape) -> str:
 
 
 def _group_symbols_by_name(tensors: list[InputPlaceholder], shapes: list[Shape]) -> dict[str, dict[Any, int | None]]:
-    """For each name the sizes (sympy) that bear it, with their example; unnamed ones become d0, d1, ... (``shapes`` is
-    filled in)."""
+    """Map each dim name to its sizes (sympy) and their example sizes; unnamed dims become d0, d1, ... in ``shapes``
+    too.
+    """
     named: dict[str, dict[Any, int | None]] = {}
     bearers: dict[Any, str] = {}
     for tensor, shape in zip(tensors, shapes, strict=True):
@@ -174,9 +177,10 @@ def _derive_range(
     fresh: bool,
     limits: Mapping[Any, IndexLimit],
 ) -> tuple[Dim, str]:
-    """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow.
+    """Derive a dim's range: the stated one, checked against the program and its tables, or as wide as those allow.
 
-    And what the largest size was taken from, "" where it was stated, by the user or in a saved program.
+    Returns:
+        The dim, and the source of its largest size, "" if the user or a saved program stated it.
     """
     low = 0
     high = None
@@ -187,7 +191,7 @@ def _derive_range(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
-            # No size is larger: such a bound bounds nothing.
+            # Every size is below this bound, so it is no limit.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high = upper
@@ -228,9 +232,9 @@ def _guard_finder(
     constants: dict[tuple[str, int], Any],
     sums: Mapping[str, Dim],
 ) -> Callable[[dict[str, int]], SizeGuard | None]:
-    """What finds the first condition that does not hold at the sizes of the dims.
+    """Make a function that finds the first condition that fails at given sizes of the dims.
 
-    A condition that two sizes differ is left out: torch notes those for sizes that happened to differ while tracing.
+    Conditions that two sizes differ are ignored: torch records them if sizes happened to differ while tracing.
     """
     owners: dict[tuple[str, int], str | int] = {
         (path, i): name
@@ -251,7 +255,9 @@ def _guard_finder(
 def _fit_ranges_to_guards(
     dims: dict[str, Dim], find_broken_guard: Callable[[dict[str, int]], SizeGuard | None], stated: Container[str]
 ) -> dict[str, Dim]:
-    """Move the ends of unstated ranges to sizes at which the program's conditions hold; a stated one must hold."""
+    """Move the ends of unstated ranges to sizes that satisfy the program's conditions; a stated range must satisfy
+    them.
+    """
     best = {name: dim.opt for name, dim in dims.items()}
     for name, dim in dims.items():
 

@@ -1,8 +1,8 @@
-"""Key-value caches of transformers, taken apart into tensors and put together again while a model is traced.
+"""Convert transformers' key-value caches to tensors and back while a model is traced.
 
 A layer's cache is a pair of tensors [batch, heads, length, head size]; torch.export takes tensors, not caches. The
-names are those that optimum's users know: ``past_key_values.0.key`` goes in and ``present.0.key`` comes out; with an
-encoder, ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+names are those of optimum: input ``past_key_values.0.key`` and output ``present.0.key``. With an encoder they are
+``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
-    """``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with a side ``prefix.0.decoder.key``."""
+    """Build the tensors' names.
+
+    Returns:
+        ``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with a side ``prefix.0.decoder.key``, ....
+    """
     if side:
         inner = f".{side}"
     else:
@@ -29,12 +33,22 @@ def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
 
 
 def pair_keys_values(tensors: Sequence[torch.Tensor]) -> list[Pair]:
-    """The tensors in the order of ``cache_tensor_names`` as one pair for each layer."""
+    """Pair keys and values.
+
+    Args:
+        tensors: in the order of ``cache_tensor_names``.
+
+    Returns:
+        One (key, value) for each layer.
+    """
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def flatten_cache(cache: Any) -> list[torch.Tensor]:
-    """Keys and values of each layer, in the order of ``cache_tensor_names``.
+    """Take the keys and values out of a cache.
+
+    Returns:
+        Tensors in the order of ``cache_tensor_names``.
 
     Raises:
         ExportError: a layer holds something else (the state of a recurrent layer, a quantized cache).
@@ -63,7 +77,11 @@ def _cache_layers(cache: Any) -> Sequence[Any]:
 
 
 def make_cache(past: Sequence[Pair]) -> Any:
-    """A cache that holds ``past``; new tokens are appended behind it, whatever the length is, 0 included."""
+    """Make a cache that contains ``past``; new tokens are appended to it, for any length including 0.
+
+    Returns:
+        A DynamicCache.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -76,9 +94,10 @@ def _prefilled_layer_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class PrefilledLayer(DynamicLayer):  # type: ignore[misc]
-        """A full layer that begins with what it is given: transformers' own asks whether it is empty, which a trace
-        would keep as a condition on its length, and one with a sliding window would keep its counter as a constant. The
-        mask applies the window.
+        """Full layer that starts with given keys and values.
+
+        transformers' own layer checks whether it is empty, which a trace would keep as a condition on its length. Its
+        layer with a sliding window would keep its counter as a constant. The mask applies the window.
         """
 
         def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -88,13 +107,22 @@ def _prefilled_layer_class() -> type:
             self.values = values
 
         def get_seq_length(self, *_: Any) -> int:
+            """Return the length of the keys, which is dynamic in a trace."""
             return self.keys.shape[-2]  # type: ignore[no-any-return]
 
     return PrefilledLayer
 
 
 def make_encoder_decoder_cache(own: Sequence[Pair], cross: Sequence[Pair]) -> Any:
-    """The cache of a decoder that also attends to an encoder, whose keys and values are there already."""
+    """Make the cache of a decoder that also attends to an encoder.
+
+    Args:
+        own: keys and values of the decoder.
+        cross: keys and values of the encoder, already computed.
+
+    Returns:
+        An EncoderDecoderCache.
+    """
     from transformers import EncoderDecoderCache
 
     cache = EncoderDecoderCache(make_cache(own), make_cache(cross))
@@ -103,6 +131,10 @@ def make_encoder_decoder_cache(own: Sequence[Pair], cross: Sequence[Pair]) -> An
 
 
 def flatten_both_caches(cache: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """("decoder", its tensors) and ("encoder", those of the attention to it)."""
+    """Take the tensors out of an encoder-decoder cache.
+
+    Yields:
+        ("decoder", its tensors), then ("encoder", tensors of the cross attention).
+    """
     yield "decoder", flatten_cache(cache.self_attention_cache)
     yield "encoder", flatten_cache(cache.cross_attention_cache)

@@ -1,4 +1,4 @@
-"""A live module as a Model: a copy in eval mode, traced by torch.export with the wished dynamic dims."""
+"""Load a live module: a copy in eval mode, traced by torch.export with the requested dynamic dims."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 
-# torch.compile's has a child called _orig_mod
+# The wrapper of torch.compile is recognized by its child _orig_mod.
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-# exports, each with the ranges narrowed to what the one before asked for
+# Number of exports to try, each with ranges narrowed as the previous error suggested.
 _ATTEMPTS = 4
 
 
@@ -58,23 +58,26 @@ def from_module(
     eval: bool = False,
     shared: bool = False,
 ) -> LoadedModel:
-    """Trace a live module. A copy of it is traced: the object itself, its tensors and its flags stay as they are.
+    """Trace a copy of a live module; the module, its tensors and its flags are not changed.
 
     Args:
         module: in eval mode, unless ``eval``.
         args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping
-            holds keyword arguments where it fits forward's parameters, else it is the one argument. Without args and
+            holds keyword arguments if it fits forward's parameters, else it is the one argument. Without args and
             kwargs, examples are made from ``inputs``.
         kwargs: example keyword arguments.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        dynamic_shapes: as ``torch.export.export`` takes it, instead of names in ``inputs``.
-        inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names
-            of the forward parameters, or all of them in their order under new names.
-        eval: put the copy in eval mode where it is not.
-        shared: the copy's parameters lie in the memory of the module's: for whoever is done before the module changes.
+        dynamic_shapes: as for ``torch.export.export``, instead of names in ``inputs``.
+        inputs: dtypes, shapes and dynamic dims of the tensors, ``ids:int64[batch,seq]{0:30522}``. Use the names of
+            forward's parameters, or state all inputs in order under new names.
+        eval: switch the copy to eval mode.
+        shared: let the copy's parameters share the module's memory; finish before the module changes.
+
+    Returns:
+        The traced model.
 
     Raises:
-        InputError: the inputs do not fit the module, or a dim that was asked to be dynamic is fixed by it.
+        InputError: the inputs do not fit the module, or the module fixes a dim that should be dynamic.
         TrainingModeError: a part of the module is in training mode.
         ExportError: torch.export can't trace the module.
     """
@@ -90,7 +93,10 @@ def from_module(
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:
-    """The module that DataParallel, DistributedDataParallel or torch.compile wraps.
+    """Remove the wrappers of DataParallel, DistributedDataParallel and torch.compile.
+
+    Returns:
+        The wrapped module, or ``module`` itself.
 
     Raises:
         LoadError: it is TorchScript.
@@ -109,13 +115,19 @@ def unwrap_module(module: nn.Module) -> nn.Module:
 
 
 def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
-    """A copy on the CPU. ``shared``: its parameters, not its buffers, lie in the memory of ``module``'s, for whoever
-    does not run it.
+    """Copy a module to the CPU.
+
+    Args:
+        shared: let the copy's parameters, but not its buffers, share ``module``'s memory; for callers that do not run
+            it.
+
+    Returns:
+        The copy.
 
     Raises:
-        LoadError: it holds something that can't be copied.
+        LoadError: an attribute can't be copied.
     """
-    # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
+    # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm.
     memo = {
         id(item): item.detach().clone()
         for _, item in iter_reachable(module)
@@ -126,7 +138,7 @@ def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
     try:
         return copy.deepcopy(module, memo).cpu()
     except Exception as error:
-        # whatever an attribute of the user's module raises
+        # An attribute of the user's module may raise any exception.
         raise LoadError(
             f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
             "place: remove what can't be copied from its attributes"
@@ -148,9 +160,16 @@ def trace_module(
     eval_mode: bool = False,
     kind: str,
 ) -> LoadedModel:
-    """``from_module`` for a module that is ours already: it may be changed."""
+    """Trace a module in place, as ``from_module`` does with a copy; the module may be changed.
+
+    Args:
+        kind: kind of the model's source, for messages.
+
+    Returns:
+        The traced model.
+    """
     refuse_integer_modules(module)
-    # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
+    # If an attention requires gradients, torch 2.13 traces views that it then can't decompose.
     module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
@@ -161,7 +180,7 @@ def trace_module(
             "dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs"
         )
     used = dynamic_dim_names(wishes.inputs)
-    # Without any input its absence is the fault to name, which the example call does.
+    # Without any input, the example call reports the missing inputs instead.
     described = wishes.inputs or args or kwargs
     if described and (unknown := sorted(wishes.dims.keys() - set(used))):
         raise InputError(
@@ -188,7 +207,7 @@ def trace_module(
 
 
 class _ExampleRunError(InputError):
-    """The module itself fails on the example inputs."""
+    """Raised if the module itself fails on the example inputs."""
 
 
 def _export_with_made_example(
@@ -209,8 +228,7 @@ def _export_with_made_example(
 def _export_widest(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual
-    maximum."""
+    """Export with dims without a stated range as wide as the module allows; if that fails, up to the usual maximum."""
     wider = widen_unstated_dims(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
         return export_narrowing(module, call, wishes, dynamic_shapes)
@@ -228,7 +246,7 @@ def _export_widest(
 
 
 def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest) -> str:
-    """Return the message with the ranges of ``wishes`` where it names those of ``wider``."""
+    """Replace the ranges of ``wider`` in the message by those of ``wishes``."""
     for name, dim in wider.dims.items():
         message = message.replace(str(dim), str(wishes.dims.get(name, dim)))
     return message
@@ -237,8 +255,16 @@ def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest
 def export_narrowing(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try
-    again."""
+    """Export a module. If torch finds that dims can't take their full range, narrow those without a stated range and
+    retry.
+
+    Returns:
+        The program and the request with narrowed ranges.
+
+    Raises:
+        InputError: the dims do not fit the module.
+        ExportError: torch.export can't trace the module.
+    """
     in_steps = False
     for _ in range(_ATTEMPTS):
         if dynamic_shapes is not None:
@@ -273,7 +299,7 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
-        # torch has no sums of dims: it finds out itself that one is as long as others together
+        # torch has no sums of dims; it derives the sum from the other dims itself.
         if wish:
             shape = wish.shape
         else:
@@ -291,9 +317,12 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
 
 
 def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
-    """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run
-    time."""
-    # A length that may change must not be unrolled; a fixed one is exported as ever.
+    """Run torch.export without output.
+
+    Args:
+        steps: a dim takes only multiples of a step, which torch can check only at run time.
+    """
+    # A recurrence of dynamic length must not be unrolled; one of fixed length is exported as usual.
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
         warnings.catch_warnings(),
@@ -305,7 +334,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
     ):
-        # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        # Warnings concern attributes assigned in the copy while tracing, and deprecations of torch's own calls.
         warnings.simplefilter("ignore")
         program = torch.export.export(
             module,
@@ -320,7 +349,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
 
 @contextlib.contextmanager
 def _disable_distribution_checks() -> Iterator[None]:
-    """Let distributions not check their values, which no trace can hold; what they compute stays the same."""
+    """Disable value checks of distributions, which a trace can't contain; their results do not change."""
     checks = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -332,7 +361,7 @@ def _disable_distribution_checks() -> Iterator[None]:
 def _translate_export_failure(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, error: Exception, conditions: TracedConditions
 ) -> Exception:
-    """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
+    """Convert torch.export's failure: an InputError if the call itself fails, else an ExportError."""
     name = type(module).__name__
     text = str(error)
     if solved := describe_unsolved_dims(text, wishes, conditions):

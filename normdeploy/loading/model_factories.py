@@ -1,4 +1,4 @@
-"""The factory that the user names, ``package.module:factory``, imported and called."""
+"""Import and call the factory that the user names, ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ _FILLED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Call the user's factory, ``package.module:factory``.
 
+    Args:
+        arguments: keyword arguments of the factory.
+
+    Returns:
+        The module that it returns.
+
     Raises:
-        InputError: it can't be imported or called, or returns no module.
+        InputError: the factory can't be imported or called, or does not return a module.
     """
     module_name, separator, attribute = model.partition(":")
     if not separator or not attribute:
@@ -53,7 +59,7 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     require_factory_arguments(model, factory, arguments)  # type: ignore[arg-type]
     try:
         made = factory(**arguments)  # type: ignore[operator]
-    # The user's own code, which may end the process too.
+    # The user's own code may also end the process.
     except (Exception, SystemExit) as error:
         raise InputError(
             f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed: "
@@ -69,7 +75,11 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def describe_user_error(error: BaseException) -> str:
-    """Say how the user's own code failed, in which line, and what to do where that is known."""
+    """Describe an error of the user's own code.
+
+    Returns:
+        The error and its line, with advice for known causes.
+    """
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} of {Path(error.filename or '').name} is no Python: {error.msg}"
     lines = traceback.extract_tb(error.__traceback__)
@@ -94,7 +104,7 @@ def describe_user_error(error: BaseException) -> str:
 
 
 def _is_user_code(file: str) -> bool:
-    """Return whether a line of the file is the user's or a package's: not Python's, torch's or ours."""
+    """Return whether the file belongs to the user or a package, not to Python, torch or normdeploy."""
     standard = file.startswith(_STANDARD) and "site-packages" not in file
     return not standard and not file.startswith((TORCH, OURS, "<frozen"))
 
@@ -102,12 +112,18 @@ def _is_user_code(file: str) -> bool:
 def import_user_module(name: str, purpose: str) -> Any:
     """Import a module that the user named.
 
+    Args:
+        purpose: the option that names it, for the message.
+
+    Returns:
+        The module.
+
     Raises:
         InputError: it can't be imported.
     """
     try:
         return importlib.import_module(name)
-    # The user's own code runs on import, and may end the process too.
+    # The user's own code runs on import and may also end the process.
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
         told = f"there is no module {name}; check the name, or run in the folder that has it"
@@ -127,7 +143,7 @@ def require_factory_arguments(label: str, factory: Callable[..., Any], arguments
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        # Some callables written in C tell no signature; the call itself checks their arguments.
+        # Some callables written in C have no signature; the call itself checks their arguments.
         return
     parameters = signature.parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind in _FILLED}

@@ -1,9 +1,8 @@
-"""Which operators the nodes of an untrusted program may name: those that compute on tensors, by lists of what is
-allowed.
+"""Restrict the nodes of an untrusted program to operators that compute on tensors, by allowlists.
 
-torch registers operators that end the process (``prim.rpc_async``), write files (``aten.save``) or reach the network
-(``c10d``) beside those that a graph is made of, and each of its releases adds some. So a target is an operator of the
-dispatcher whose namespace is on the list here, or was registered by a module that the user named.
+torch also registers operators that end the process (``prim.rpc_async``), write files (``aten.save``) or access the
+network (``c10d``), and each of its releases adds more. So a target must be an operator of the dispatcher whose
+namespace is listed here or was registered by a module that the user named.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ _HIGHER_ORDER = split_words(
     " hints_wrapper invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized"
     " auto_functionalized_v2"
 )
-# What torch registers itself, when it is imported and in modules that it imports later. It is no user's, though it may
-# appear while a module of theirs is imported.
+# Namespaces that torch itself registers, when it is imported or in modules that it imports later. They do not belong to
+# a user's module even if they appear while it is imported.
 OF_TORCH = split_words(
     "aten prim prims quantized _quantized quantized_decomposed quantization sparse onednn mkl mkldnn mkldnn_prepacked"
     " c10d c10d_functional _c10d_functional _c10d_functional_autograd _dtensor fsdp symm_mem profiler inductor"
     " inductor_prims _inductor_test static_runtime _test export rpc streams debugprims debug_mode_ops rngprims _native"
     " flex_lib onnx onnx_symbolic higher_order"
 )
-# Of aten, what is no computation: a file mapped into memory, output on the terminal.
+# Operators of aten that do not compute: a file mapped into memory, output on the terminal.
 _NOT_COMPUTED = split_words("from_file _print")
-# Registers the operators of PT2E's quantized programs; a part of torch.
+# This module, a part of torch, registers the operators of PT2E's quantized programs.
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 _SYMBOLIC = re.compile(
@@ -51,14 +50,23 @@ _HIGHER = re.compile(r"torch\.ops\.higher_order\.(?P<name>\w+)")
 
 @dataclass(frozen=True)
 class OperatorAllowlist:
-    """What a node may call. ``own``: namespaces that modules which the user named have registered."""
+    """Operators that a node may call.
+
+    Attributes:
+        own: namespaces registered by modules that the user named, or translated by installed packages.
+        known: target -> decision, for targets that were checked before.
+    """
 
     own: frozenset[str] = frozenset()
-    # One dict for the whole of a program, which names the same few targets many times.
+    # The cache serves a whole program, which names the same few targets many times.
     known: dict[str, bool] = field(default_factory=dict)
 
     def is_allowed(self, target: str) -> bool:
-        """Whether a node may have this target: arithmetic on sizes, or a registered operator on tensors."""
+        """Return whether a node may have this target.
+
+        Returns:
+            True for arithmetic on sizes and for a registered operator on tensors.
+        """
         if target not in self.known:
             self.known[target] = self._decide_target(target)
         return self.known[target]
@@ -77,7 +85,9 @@ class OperatorAllowlist:
 
 
 def _is_registered(namespace: str, name: str, overload: str) -> bool:
-    """Whether the dispatcher has it. torch.ops also finds those of TorchScript alone, ``aten.save`` among them."""
+    """Return whether the dispatcher has the operator; torch.ops also finds operators of TorchScript only, such as
+    ``aten.save``.
+    """
     try:
         torch._C._dispatch_find_schema_or_throw(f"{namespace}::{name}", overload if overload != "default" else "")
     except RuntimeError:
@@ -96,13 +106,16 @@ def _allowed_namespaces() -> frozenset[str]:
 
 
 def import_operators(imports: Sequence[str]) -> OperatorAllowlist:
-    """Import the modules that the user named; what they register is allowed, and what installed packages translate.
+    """Import the modules that the user named, and allow the operators that they register.
 
-    Of a module that this process had imported before nobody knows what it registered then: all that is not torch's
-    counts as its own.
+    Operators that installed packages translate are allowed too. If one of the modules was imported before, its
+    operators are unknown, so all namespaces but torch's are allowed.
+
+    Returns:
+        The allowlist.
 
     Raises:
-        InputError: one can't be imported.
+        InputError: a module can't be imported.
     """
     before = frozenset() if any(name in sys.modules for name in imports) else _allowed_namespaces()
     for name in imports:

@@ -1,8 +1,8 @@
-"""Which values an exported program's integer inputs may take, and how long a dim may be: read off what consumes them.
+"""Derive bounds of an exported program's integer inputs and dims from the nodes that use them.
 
 An index into a table of N rows must lie in [0, N). Going forward through the graph, each integer tensor keeps its
 origins: an input plus an offset, positions (an arange, or the running sum of a mask) that grow with a dim, or a 0/1
-flag. Where one with an origin is used as an index, the table's size bounds that origin.
+flag. If a tensor with an origin is used as an index, the table's size bounds that origin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAME_VALUES = split_words(
 _FLAGS = split_words(
     "eq ne gt ge lt le logical_and logical_or logical_not logical_xor isnan ones ones_like zeros zeros_like"
 )
-# op -> the argument that is indexed, the argument that holds the indices
+# op -> its argument that is indexed, its argument with the indices
 _INDEXING = {
     "embedding": ("weight", "indices"),
     "embedding_bag": ("weight", "indices"),
@@ -42,14 +42,21 @@ _INDEXING = {
     "index_copy": ("self", "index"),
     "index_fill": ("self", "index"),
 }
-# (1 - mask) times at least this is an attention mask
+# (1 - mask) times at least this number is an attention mask.
 _MASK_FACTOR = 1e3
 
 
 @dataclass(frozen=True)
 class _ValueOrigin:
-    """Values that are ``what`` (an input's name) plus an offset in [low, high]; for a size: that lie in [low, what +
-    high]."""
+    """Origin of integer values.
+
+    Attributes:
+        kind: "input": the input ``what`` plus an offset in [low, high]; "size": values in [low, what + high]; "flag": 0
+            or 1.
+        what: name of the input, or expression of the size.
+        low: smallest offset, or smallest value of a size.
+        high: largest offset.
+    """
 
     kind: Literal["input", "size", "flag"]
     what: Any = None
@@ -62,20 +69,31 @@ class _ValueOrigin:
 
 @dataclass
 class ProgramBounds:
-    """``values`` by the name of the input's placeholder; ``sizes`` by size symbol: the largest size is ``high - 1``."""
+    """Bounds of a program's inputs.
+
+    Attributes:
+        values: placeholder name -> allowed values.
+        sizes: size symbol -> bound; the largest size is ``high - 1``.
+        masks: floating inputs that are used as 0/1 masks.
+    """
 
     values: dict[str, IndexLimit] = field(default_factory=dict)
     sizes: dict[sympy.Symbol, IndexLimit] = field(default_factory=dict)
-    # floating inputs that are used as 0/1 masks
     masks: set[str] = field(default_factory=set)
 
 
 def find_program_bounds(program: torch.export.ExportedProgram) -> ProgramBounds:
-    """What the top graph of ``program`` says of its inputs."""
+    """Derive bounds from the top-level graph of ``program``.
+
+    Returns:
+        The bounds of its inputs.
+    """
     return _ProgramBoundsAnalysis(program).run()
 
 
 class _ProgramBoundsAnalysis:
+    """Walk the graph once and collect origins and bounds."""
+
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         self.program = program
         self.origins: dict[torch.fx.Node, frozenset[_ValueOrigin]] = {}
@@ -89,6 +107,11 @@ class _ProgramBoundsAnalysis:
         self.inputs = {item.name for item in user_inputs(program)}
 
     def run(self) -> ProgramBounds:
+        """Walk the graph.
+
+        Returns:
+            The bounds found.
+        """
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name in self.inputs and _is_integer_tensor(node.meta.get("val")):
                 self.origins[node] = frozenset({_ValueOrigin("input", node.name)})
@@ -164,7 +187,7 @@ class _ProgramBoundsAnalysis:
         )
 
     def _constant_span(self, value: Any) -> tuple[int, int] | None:
-        """The smallest and largest value of an integer constant."""
+        """Return the smallest and largest value of an integer constant, None if ``value`` is not one."""
         if isinstance(value, int):
             return value, value
         while (
@@ -208,7 +231,7 @@ class _ProgramBoundsAnalysis:
             return
         rows = value.shape[dim]
         origins = self._origins_of(index)
-        # a dim of the input: positions grow with it, values must fit its smallest size
+        # If the table's size is a dim of the input, positions grow with it, and values must fit its smallest size.
         if not isinstance(rows, int):
             constraint = self.program.range_constraints.get(rows.node.expr)
             if constraint is not None:
@@ -242,7 +265,7 @@ def _is_integer_tensor(value: Any) -> bool:
 
 
 def _size_expression(value: Any) -> Any:
-    """A size as sympy has it: of an int, a SymInt, or a node that computes one."""
+    """Return a size as a sympy expression, from a SymInt or a node that computes one; None for other values."""
     if isinstance(value, torch.fx.Node):
         value = value.meta.get("val")
     if isinstance(value, torch.SymInt):
@@ -267,7 +290,7 @@ def _origins_of_cumsum(origins: Iterable[_ValueOrigin], source: Any, given: dict
 
 
 def _is_float_mask(placeholder: torch.fx.Node) -> bool:
-    """A floating input that becomes a bool, or enters as (1 - mask) * large."""
+    """Return whether a floating input is cast to bool or used as (1 - mask) * large."""
     dtype = traced_dtype(placeholder)
     if dtype is None or not dtype.is_floating_point:
         return False

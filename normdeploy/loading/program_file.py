@@ -1,4 +1,4 @@
-"""Loads an ExportedProgram from a file. A file that is not trusted is loaded from a copy that can't run code."""
+"""Load an ExportedProgram from a file; an untrusted file is loaded from a copy that can't run code."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ _KNOWN_LIBRARIES = ("transformers", "diffusers")
 def load_program(
     path: Path, trust: bool, operators: OperatorAllowlist
 ) -> tuple[torch.export.ExportedProgram, list[SizeGuard]]:
-    """The program, on the CPU, and the conditions on its input sizes.
+    """Load a program on the CPU.
 
-    An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to
-    torch as it is.
+    An ordinary file is loaded from a sanitized copy even with ``trust``. Only a trusted file with refused parts is
+    passed to torch unchanged.
+
+    Returns:
+        The program and the conditions on its input sizes.
 
     Raises:
         TrustError: parts of the file would run code; the message names each.
@@ -62,27 +65,31 @@ def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
 
 
 def _register_known_classes(names: Iterable[str]) -> None:
-    """Importing the module of a library's output class registers it, without which a program that returns one does not
-    load."""
+    """Import the modules of known libraries' output classes, which registers them; otherwise programs that return them
+    fail to load.
+    """
     for name in names:
         module = name.rpartition(".")[0]
         if (
             module.partition(".")[0] in _KNOWN_LIBRARIES
             and importlib.util.find_spec(module.partition(".")[0]) is not None
         ):
-            # of another version of the library: the load below names the class
+            # With another version of the library, the load below names the missing class.
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
 
 
 class _CauseCollector(logging.Handler):
-    """torch.export.load logs the cause of a failure and raises an error that only points at the log."""
+    """Collect logged exceptions: torch.export.load logs the cause of a failure and raises an error that only points to
+    the log.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[BaseException] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's exception, if it has one."""
         if record.exc_info and record.exc_info[1] is not None:
             self.errors.append(record.exc_info[1])
 
@@ -108,22 +115,30 @@ def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgra
         _capture_log("torch._export.serde.serialize"),
         warnings.catch_warnings(),
     ):
-        # torch 2.11 reads weights without copying
+        # torch 2.11 reads weights without copying.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         try:
             return torch.export.load(file)
         except Exception as error:
-            # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
+            # torch raises RuntimeError, AssertionError, KeyError, and others for a file that does not fit.
             raise LoadError(explain_load_failure(path, [*causes.errors, error])) from error
 
 
 def explain_load_failure(path: Path, errors: list[BaseException]) -> str:
+    """Explain a failure of torch.export.load.
+
+    Args:
+        errors: the logged causes, then the raised error.
+
+    Returns:
+        Message with advice for known causes.
+    """
     text = "\n".join(str(error) for error in errors)
     if match := re.search(r"failed to resolve (torch\.ops\.)?(?P<op>[\w.]+) to an operator", text):
         unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
         return f"{unknown}: pass --import with the module that defines it"
     if match := re.search(
-        # the longer one from 2.15 on
+        # torch 2.15 and later write the longer text.
         r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"
         r"|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)",
         text,
@@ -151,7 +166,11 @@ def _move_to_cpu(program: torch.export.ExportedProgram) -> torch.export.Exported
 
 
 def find_live_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
-    """The conditions on the input sizes that torch.export found while tracing in this process."""
+    """Read the conditions on input sizes that torch.export found while tracing in this process.
+
+    Returns:
+        The conditions that can be parsed.
+    """
     guards = []
     for text in getattr(program, "_guards_code", []):
         with contextlib.suppress(DisallowedExpression):

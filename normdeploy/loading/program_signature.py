@@ -1,4 +1,4 @@
-"""What an exported program takes and returns: its tensor inputs, their paths in the call, and names for its outputs."""
+"""Describe the call of an exported program: its tensor inputs, their paths in the call, and names for its outputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from ..model import InputSpec
 
 @dataclass(frozen=True)
 class InputPlaceholder:
-    """One tensor input of the program: its node, its path as guards write it, and the size that it was exported
-    with."""
+    """Tensor input of a program.
+
+    Attributes:
+        node: its placeholder node.
+        paths: its paths as guards write them.
+        example: the sizes that it was exported with, or None if unknown.
+    """
 
     node: torch.fx.Node
     paths: tuple[str, ...]
@@ -27,14 +32,20 @@ class InputPlaceholder:
 
     @property
     def name(self) -> str:
+        """Return the placeholder's name."""
         return self.node.name
 
     @property
     def value(self) -> torch.Tensor:
+        """Return the traced tensor, with shape and dtype."""
         return self.node.meta["val"]
 
     def dim_size(self, index: int) -> Any:
-        """A dim as sympy has it where it is dynamic, else its size."""
+        """Return the size of a dim.
+
+        Returns:
+            A sympy expression if the dim is dynamic, else an int.
+        """
         size = self.value.shape[index]
         if isinstance(size, torch.SymInt):
             size = size.node.expr
@@ -45,7 +56,11 @@ class InputPlaceholder:
 
 
 def traced_tensor(value: Any) -> torch.Tensor | None:
-    """The shape and type that torch traced for an argument or result; None of what is no tensor."""
+    """Return the tensor that torch traced for an argument or result.
+
+    Returns:
+        Fake tensor with shape and dtype; None if the value is not a tensor.
+    """
     if isinstance(value, torch.fx.Node):
         tensor = value.meta.get("val")
     else:
@@ -56,7 +71,7 @@ def traced_tensor(value: Any) -> torch.Tensor | None:
 
 
 def traced_dtype(value: Any) -> torch.dtype | None:
-    """The dtype of such a tensor."""
+    """Return the dtype that torch traced for an argument or result, None if it is not a tensor."""
     tensor = traced_tensor(value)
     if tensor is None:
         return None
@@ -64,17 +79,32 @@ def traced_dtype(value: Any) -> torch.dtype | None:
 
 
 def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
-    """What the caller gives, in order: neither parameters nor buffers."""
+    """List the arguments of the caller, without parameters and buffers.
+
+    Returns:
+        Arguments of the graph signature, in order.
+    """
     return [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
 
 
 def user_outputs(program: torch.export.ExportedProgram) -> list[Any]:
-    """What the caller gets, in order: no buffer that was written."""
+    """List the results for the caller, without written buffers.
+
+    Returns:
+        Arguments of the graph signature, in order.
+    """
     return [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
 
 
 def with_constant_inputs(program: torch.export.ExportedProgram, tensors: Iterable[Any]) -> list[Any]:
-    """All that the caller gives, of the tensors alone."""
+    """Insert the constant arguments of the call between its tensors.
+
+    Args:
+        tensors: the tensor arguments, in order.
+
+    Returns:
+        All arguments of the caller.
+    """
     given = iter(tensors)
     return [item.value if isinstance(item, ConstantArgument) else next(given) for item in user_inputs(program)]
 
@@ -82,7 +112,10 @@ def with_constant_inputs(program: torch.export.ExportedProgram, tensors: Iterabl
 def find_placeholders(
     program: torch.export.ExportedProgram,
 ) -> tuple[list[InputPlaceholder], dict[tuple[str, int], Any]]:
-    """The tensor inputs in the program's order, and the values of the constant ones by their paths.
+    """Find the tensor inputs and the constant inputs.
+
+    Returns:
+        The tensor inputs in the program's order, and (path, -1) -> value of the constant inputs.
 
     Raises:
         InputError: an input is a number of unknown value.
@@ -121,7 +154,7 @@ def find_placeholders(
 
 
 def _guard_paths(program: torch.export.ExportedProgram, count: int) -> list[tuple[str, ...]]:
-    """For each input the ways in which a guard may write it: ``['x']``, ``['batch']['ids']``, ``['xs'][0]``."""
+    """Return the paths that a guard may write for each input: ``['x']``, ``['batch']['ids']``, ``['xs'][0]``."""
     signature = program.module_call_graph[0].signature
     if signature is None or signature.in_spec.num_leaves != count:
         return [()] * count
@@ -138,14 +171,18 @@ def _guard_paths(program: torch.export.ExportedProgram, count: int) -> list[tupl
             name = names[position.idx]
         else:
             name = f"args_{position.idx}"
-        # torch names the parts of *xs xs_0, xs_1
+        # torch names the parts of *xs xs_0, xs_1.
         variadic = re.fullmatch(r"(.+)_(\d+)", str(name))
         paths.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
     return paths
 
 
 def find_used_parameters(program: torch.export.ExportedProgram) -> frozenset[str]:
-    """The qualified names of the parameters and buffers that the program reads."""
+    """Find the parameters and buffers that the program reads.
+
+    Returns:
+        Qualified names.
+    """
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     signature = program.graph_signature
     stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -153,11 +190,19 @@ def find_used_parameters(program: torch.export.ExportedProgram) -> frozenset[str
 
 
 def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], what: str) -> list[InputSpec | None]:
-    """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may
-    stay as it is.
+    """Match stated inputs to a program's inputs: by name if all names are known, else by position.
+
+    By position, a name of the program may also be kept in its own place.
+
+    Args:
+        names: the program's input names.
+        what: describes the names in messages.
+
+    Returns:
+        The stated input, or None, for each name.
 
     Raises:
-        InputError: neither fits.
+        InputError: neither way fits.
     """
     given = {wish.name: wish for wish in wishes}
     if given.keys() <= set(names):
@@ -168,10 +213,11 @@ def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], wh
 
 
 def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
-    """Whether ``given`` are new names for the first of ``names`` in their order, some of which may be kept in their own
+    """Return whether ``given`` are new names for the first of ``names``, in order; names may be kept in their own
     places.
 
-    Where some are kept, a name that is nearly one of the others is a slip and no new name.
+    Returns:
+        False also if some names are kept and a new name nearly equals another one, since it is then a typo.
     """
     if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
         return False
@@ -183,7 +229,11 @@ def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
 
 
 def describe_misnaming(names: Sequence[str], given: Sequence[str], what: str) -> str:
-    """What is wrong with the names ``given`` of inputs that are called ``names``, and what to do."""
+    """Explain why the names ``given`` do not fit inputs named ``names``.
+
+    Returns:
+        Message with advice.
+    """
     unknown = [name for name in given if name not in names]
     near = difflib.get_close_matches(unknown[0], names, 1)
     message = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
@@ -205,14 +255,22 @@ def describe_misnaming(names: Sequence[str], given: Sequence[str], what: str) ->
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype, such as "float32".
+
+    Returns:
+        The name without "torch.".
+    """
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str]) -> tuple[str, ...]:
-    """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor.
+    """Name each tensor that the program returns by its path in the returned structure; a single tensor is "output".
 
-    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with
+    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") gets the prefix
     "output_".
+
+    Returns:
+        Names in the order of the outputs.
     """
     outputs = user_outputs(program)
     signature = program.module_call_graph[0].signature
@@ -229,8 +287,10 @@ def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str])
 
 
 def _iter_leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
-    """The leaves of a tree spec by their keys; classes registered with keys as their context (ModelOutput, dict) by
-    these."""
+    """Yield the names of a tree spec's leaves by their keys.
+
+    Classes registered with keys as their context (ModelOutput, dict) use these keys.
+    """
     children = spec.children()
     if spec.is_leaf():
         yield prefix

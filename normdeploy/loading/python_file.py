@@ -1,6 +1,6 @@
-"""A model named by the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` where it holds one alone.
+"""Load a model from the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` if it has only one.
 
-Who names the file asks for its code to run, as with ``--model``; ``--trust`` is for what other files bring along.
+Naming the file is the request to run its code, as with ``--model``. ``--trust`` concerns code inside other files.
 """
 
 from __future__ import annotations
@@ -27,17 +27,24 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class PythonFile:
-    """``name``: of a class, a function that returns a module, or a module; "" where the file holds one alone."""
+    """Python file with a model.
+
+    Attributes:
+        name: a class, a function that returns a module, or a module; "" if the file has only one.
+    """
 
     path: Path
     name: str
 
 
 def parse_python_source(source: str | Path) -> PythonFile | None:
-    """Read ``my_model.py:Net`` and ``my_model.py``; None of any other source.
+    """Parse ``my_model.py:Net`` or ``my_model.py``.
+
+    Returns:
+        File and name; None for any other source.
 
     Raises:
-        LoadError: there is no such file.
+        LoadError: the file does not exist.
     """
     match = _SOURCE.fullmatch(str(source))
     if match is None or Path(source).is_dir():
@@ -49,15 +56,18 @@ def parse_python_source(source: str | Path) -> PythonFile | None:
 
 
 def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Module:
-    """Run the file and make its model, with the random numbers of seed 0 where the file draws its weights.
+    """Run the file and make its model, with torch's seed 0 in case the file draws its weights.
 
-    The file may import what lies beside it, as a script does.
+    The file may import modules beside it, as a script does.
 
     Args:
-        arguments: of the class or function.
+        arguments: keyword arguments of the class or function.
+
+    Returns:
+        The module, in eval mode if all its parts were in training mode.
 
     Raises:
-        InputError: the file or the class fails, or it does not hold the one module that is meant.
+        InputError: the file or the class fails, or the module is missing or ambiguous.
     """
     state = torch.get_rng_state()
     torch.manual_seed(0)
@@ -67,14 +77,18 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
     finally:
         torch.set_rng_state(state)
     if all(part.training for part in made.modules()):
-        # As constructed: nobody said anything of a mode.
+        # The mode is that of the constructor: neither the file nor the user set one.
         made.eval()
     return made
 
 
 @contextlib.contextmanager
 def import_from_folder(folder: Path | None) -> Iterator[None]:
-    """Let the modules in ``folder`` be imported within it; None: no others than before."""
+    """Make the modules in ``folder`` importable within the context.
+
+    Args:
+        folder: None adds nothing.
+    """
     saved = list(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
@@ -90,11 +104,11 @@ def _execute_file(path: Path) -> dict[str, Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     known = sys.modules.get(path.stem)
-    # Dataclasses and torch.export look a class's module up by its name.
+    # Dataclasses and torch.export look up a class's module by its name.
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    # The user's own code, which may end the process too.
+    # The user's own code may also end the process.
     except (Exception, SystemExit) as error:
         raise InputError(f"{path} can't be run: {describe_user_error(error)}") from error
     finally:
@@ -122,7 +136,7 @@ def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.
     require_factory_arguments(label, factory, arguments)
     try:
         made = factory(**arguments)
-    # The user's own code, which may end the process too.
+    # The user's own code may also end the process.
     except (Exception, SystemExit) as error:
         raise InputError(f"{label} failed: {describe_user_error(error)}") from error
     if not isinstance(made, nn.Module):
@@ -131,7 +145,7 @@ def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.
 
 
 def _module_names(held: Mapping[str, Any]) -> list[str]:
-    """Return the names of the module classes that the file defines, and of the modules that it makes."""
+    """Return the names of module classes defined in the file, and of modules that it makes."""
     own = held["__name__"]
     return [
         name

@@ -1,10 +1,10 @@
-"""Keeps LSTM, GRU and RNN as one operator while a model is traced, so that their length may be dynamic.
+"""Keep LSTM, GRU and RNN as single operators while a model is traced, so that their length may be dynamic.
 
-torch.export (2.13) unrolls these over time, which fixes the number of steps to that of the example. The modules call
-operators of ours instead, whose results have the length of their input. They are written as ONNX's LSTM, GRU and
-RNN. Each has weights in the order of torch's ``_flat_weights``.
+torch.export (2.13) unrolls these over time, which fixes the number of steps to that of the example. Here the modules
+call operators of this module instead, whose results have the length of their input. These are written as ONNX's LSTM,
+GRU and RNN. Each takes weights in the order of torch's ``_flat_weights``.
 
-ONNX has no packed sequences (``batch_sizes``), which torch.export can't trace, and no projections (``proj_size``),
+ONNX has neither packed sequences (``batch_sizes``), which torch.export can't trace, nor projections (``proj_size``),
 which are refused here.
 """
 
@@ -33,9 +33,15 @@ PROJECTION = (
 
 
 def _define_operator(name: str, states: int, run: Callable[..., Any], activation: str = "") -> Any:
-    """Register an operator ``normdeploy::name`` that takes x, the first states, weights and options.
+    """Register an operator ``normdeploy::name`` that takes x, the initial states, weights and options.
 
-    Returns: the operator, which gives y, (time, batch, directions · hidden) or batch first, and the last states.
+    Args:
+        states: number of state tensors.
+        run: computes it in torch.
+        activation: schema of a further argument.
+
+    Returns:
+        The operator. It returns y, (time, batch, directions · hidden) or batch first, and the final states.
     """
     first = ", ".join(f"Tensor state{place}" for place in range(states))
     schema = f"(Tensor x, {first}, {_OPTIONS}{activation}) -> ({', '.join(['Tensor'] * (states + 1))})"
@@ -55,7 +61,7 @@ _OPTIONS = "Tensor[] weights, bool has_biases, int num_layers, bool bidirectiona
 
 
 def _call_options(has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool) -> tuple[Any, ...]:
-    """Return the options as torch's own operators take them: no dropout, not in training."""
+    """Return the options in the form of torch's own operators: without dropout, not in training."""
     return has_biases, num_layers, 0.0, False, bidirectional, batch_first
 
 
@@ -86,7 +92,9 @@ _RNN = _define_operator("rnn", 1, _run_rnn, ", str activation")
 
 @contextlib.contextmanager
 def keep_recurrent_ops() -> Iterator[None]:
-    """Let torch.nn.LSTM, GRU and RNN call the operators of this module; others in the process are not meant to run."""
+    """Make torch.nn.LSTM, GRU and RNN call the operators of this module within the context; it affects the whole
+    process.
+    """
     functions = rnn._VF
     rnn._VF = _recurrent_functions(functions)  # type: ignore[assignment]
     try:
@@ -96,10 +104,11 @@ def keep_recurrent_ops() -> Iterator[None]:
 
 
 def _recurrent_functions(torchs: Any) -> Any:
-    """Return what torch.nn.modules.rnn calls, with the recurrent ones of ours in front of torch's."""
+    """Return the functions that torch.nn.modules.rnn calls, with the recurrent ones replaced."""
 
     def is_ours(args: Sequence[Any], states: int) -> bool:
-        # A packed sequence has its batch sizes, a tensor, in the second place, where an LSTM has a pair of states.
+        # With a packed sequence, the second argument is the tensor of batch sizes; an LSTM has its pair of states
+        # there.
         packed = isinstance(args[1], torch.Tensor) and (states == 2 or isinstance(args[2], torch.Tensor))
         if packed or len(args) != 9:
             return False
@@ -173,7 +182,7 @@ def _translate_rnn(
 ) -> Any:
     """Write one RNN for each layer (https://onnx.ai/onnx/operators/onnx__RNN.html).
 
-    ONNX has Y as (time, directions, batch, hidden), and biases of both products in one row.
+    ONNX's Y is (time, directions, batch, hidden), and the biases of both products are concatenated.
     """
     directions = 2 if bidirectional else 1
     step = 4 if has_biases else 2
@@ -206,11 +215,15 @@ def _translate_rnn(
 
 
 def int64_constant(values: Sequence[int]) -> Any:
-    """Return a Constant of int64."""
+    """Write a Constant of int64.
+
+    Returns:
+        The value of the Constant node.
+    """
     return op.Constant(value=ir.tensor(np.array(values, np.int64)))
 
 
-# What torch.onnx.export takes as custom_translation_table.
+# For torch.onnx.export's custom_translation_table.
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.normdeploy.lstm.default: _translate_lstm,
     torch.ops.normdeploy.gru.default: _translate_gru,

@@ -1,4 +1,4 @@
-"""JSON checked against torch's export schema: torch itself hands on a string where a size should stand."""
+"""Check JSON against torch's export schema; torch itself would accept a string as a size."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from ..errors import LoadError
 
 
 def require_schema(hint: Any, value: Any, where: str, path: Path) -> None:
-    """``value`` has the types that torch's schema states; torch itself does not look, and hands on a string as a size.
+    """Require that ``value`` has the types of torch's schema, which torch itself does not check.
+
+    Args:
+        hint: type of the schema.
+        where: name of the JSON entry, for messages.
 
     Raises:
-        LoadError: it has not; the message names the place.
+        LoadError: a type differs; the message names the place.
     """
     try:
         _require_type(hint, value, where)

@@ -1,7 +1,7 @@
-"""Shape expressions and guards of an ExportedProgram, read without evaluating them as Python.
+"""Parse shape expressions and guards of an ExportedProgram without evaluating them as Python.
 
-Both are text that torch hands to ``sympy.sympify`` or to ``exec``, each of which runs whatever it finds. Here the text
-is parsed with ``ast`` and every node of the tree must be on a list; guards are then evaluated by walking that tree.
+torch passes these texts to ``sympy.sympify`` or to ``exec``, which would run any code in them. Here the text is parsed
+with ``ast`` and every node of the tree must be on an allowlist. Guards are evaluated by walking that tree.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from ..graphs.dims import Operators, compute_expression
 
 
 def split_words(text: str) -> frozenset[str]:
-    """A set of names, written in a row."""
+    """Split a text into names.
+
+    Returns:
+        Set of names.
+    """
     return frozenset(text.split())
 
 
-# torch's size symbols (backed, unbacked; floats): s77, u0
+# torch's size symbols (backed, unbacked; floats): s77, u0.
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}")
 _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,40})?(e[-+]?\d{1,3})?(/\d{1,20})?")
 _FUNCTIONS = split_words(
-    # torch.utils._sympy.functions that torch registers for loading, and sympy's own classes as srepr writes them
+    # Functions of torch.utils._sympy.functions that torch registers for loading, and sympy's classes as srepr writes
+    # them.
     "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural"
     " FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt"
     " RoundDecimal ToFloat Identity Add Mul Pow Max Min Abs Integer Rational Float Symbol Eq Ne Equality Unequality"
@@ -32,7 +37,7 @@ _FUNCTIONS = split_words(
 )
 _POWERS = split_words("Pow PowByNatural FloatPow LShift")
 _ASSUMPTIONS = split_words("positive nonnegative integer real nonzero negative precision dps evaluate")
-# characters; BERT's longest has 60
+# In characters; BERT's longest expression has 60.
 _LENGTH_LIMIT = 10_000
 _INTEGER_LIMIT = 2**63
 _EXPONENT_LIMIT = 64
@@ -81,7 +86,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class DisallowedExpression(ValueError):
-    """The text holds something that is not on the list; the message says what."""
+    """Raised if an expression contains something that is not allowed; the message says what it is."""
 
 
 def _parse_expression(text: str) -> ast.expr:
@@ -94,11 +99,12 @@ def _parse_expression(text: str) -> ast.expr:
 
 
 def require_allowed_expression(text: str) -> None:
-    """Accept arithmetic on size symbols, as torch writes it (``s77//2``, or srepr: ``Mul(Integer(2), Symbol('s77',
-    positive=True))``).
+    """Accept only arithmetic on size symbols in torch's notation.
+
+    Examples are ``s77//2`` and srepr: ``Mul(Integer(2), Symbol('s77', positive=True))``.
 
     Raises:
-        NotAllowed: anything else, or an expression that could cost much time or memory to evaluate.
+        DisallowedExpression: anything else, or an expression that could take much time or memory to evaluate.
     """
     try:
         _require_allowed_node(_parse_expression(text), powers=0)
@@ -133,7 +139,12 @@ def _require_allowed_node(node: ast.expr, powers: int) -> None:
 
 
 def _require_allowed_power(exponent: ast.expr, powers: int) -> int:
-    """Numbers raised to numbers are computed at once: only small exponents, or a symbol, and no towers of them."""
+    """Allow only small or symbolic exponents and no towers of powers, because sympy evaluates numeric powers
+    immediately.
+
+    Returns:
+        The number of nested powers.
+    """
     if isinstance(exponent, ast.UnaryOp):
         bare = exponent.operand
     else:
@@ -183,11 +194,14 @@ def _require_allowed_call(node: ast.Call, name: str, powers: int) -> None:
 
 
 class SizeGuard:
-    """One line of a program's ``guards_code``: a condition on the sizes of its inputs, such as ``L['x'].size()[1] <=
-    12``.
+    """Condition on the sizes of a program's inputs, one line of ``guards_code``: ``L['x'].size()[1] <= 12``.
+
+    Attributes:
+        text: the line.
+        sizes: (path as torch writes it, dim) of each size in the condition; dim -1 is the argument itself.
 
     Raises:
-        NotAllowed: the line is more than arithmetic and comparisons of sizes and plain arguments.
+        DisallowedExpression: the line is more than arithmetic and comparisons of sizes and plain arguments.
     """
 
     def __init__(self, text: str) -> None:
@@ -226,7 +240,11 @@ class SizeGuard:
                 raise DisallowedExpression(f"{ast.unparse(node)[:80]!r}")
 
     def holds(self, sizes: Mapping[tuple[str, int], int]) -> bool | None:
-        """Whether it holds at these sizes; None where it speaks of a size that is not given."""
+        """Evaluate the condition at the given sizes.
+
+        Returns:
+            Whether it is true; None if a size of the condition is not given.
+        """
         if not self.sizes <= sizes.keys():
             return None
         try:
@@ -261,7 +279,7 @@ def _is_small_integer(node: ast.expr) -> bool:
 
 
 def _parse_size(node: ast.expr) -> tuple[str, int]:
-    """``L['x'][0].size()[1]`` as ("['x'][0]", 1); the argument itself, ``L['n']``, as ("['n']", -1)."""
+    """Parse ``L['x'][0].size()[1]`` into ("['x'][0]", 1), and the argument itself, ``L['n']``, into ("['n']", -1)."""
     match node:
         case ast.Subscript(
             value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[], keywords=[]),

@@ -1,9 +1,8 @@
-"""The modules that a signature names, and no others of the working directory, compiled from the very bytes that were
-compared.
+"""Import only signed modules from the working directory, compiled from the bytes whose hash was checked.
 
-Where flags come from a record, the folder at hand may come from a stranger together with files that were signed: a
-changed module in it must not run, nor one that was not there and takes the place of a library, nor a cached ``.pyc``
-beside the right source.
+If options come from a record, the current folder may come from a stranger together with files that were signed. A
+changed module in it must not run, nor an added one that shadows a library, nor a cached ``.pyc`` beside the right
+source.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ from ..errors import InputError
 
 @contextlib.contextmanager
 def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
-    """Within the block the working directory is importable as far as ``code`` says, path within it -> SHA-256 of the
-    source."""
+    """Restrict imports from the working directory to signed modules within the context.
+
+    Args:
+        code: path within the directory -> SHA-256 of the source.
+    """
     here = Path.cwd()
     saved = list(sys.path)
     finder = _SignedFinder(Path.cwd(), code)
@@ -40,6 +42,8 @@ def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
 
 
 class _SignedFinder(importlib.abc.MetaPathFinder):
+    """Find the modules that the signature names, and no others of the folder."""
+
     def __init__(self, folder: Path, code: Mapping[str, str]) -> None:
         self.folder = folder
         self.code = code
@@ -47,11 +51,16 @@ class _SignedFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Find a signed module or package.
+
+        Returns:
+            Its spec; None if the signature does not name it.
+        """
         place = name.replace(".", "/")
         for file in (f"{place}/__init__.py", f"{place}.py"):
             if file in self.code:
                 loader = _HashedLoader(name, str(self.folder / file), self.code[file])
-                # no search path: a module of the package that is not named is not found
+                # Without a search path, unsigned modules of the package are not found.
                 locations: list[str] | None
                 if file.endswith("/__init__.py"):
                     locations = []
@@ -60,20 +69,28 @@ class _SignedFinder(importlib.abc.MetaPathFinder):
                 return importlib.util.spec_from_file_location(
                     name, self.folder / file, loader=loader, submodule_search_locations=locations
                 )
-        # a folder without __init__.py
+        # A folder without __init__.py is a namespace package.
         if any(file.startswith(f"{place}/") for file in self.code):
             return ModuleSpec(name, None, is_package=True)
         return None
 
 
 class _HashedLoader(SourceFileLoader):
-    """Compiles what it has hashed, and takes nothing from a cache."""
+    """Compile the source that was hashed, without any cache."""
 
     def __init__(self, name: str, path: str, digest: str) -> None:
         super().__init__(name, path)
         self.digest = digest
 
     def get_code(self, fullname: str) -> CodeType:
+        """Read, check and compile the source.
+
+        Returns:
+            The compiled module.
+
+        Raises:
+            InputError: the hash differs from the signed one.
+        """
         source = self.get_data(self.path)
         if hashlib.sha256(source).hexdigest() != self.digest:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Where a model limits its dims: the module and the line at which torch.export meets each condition on a size."""
+"""Find the places in a model that limit its dims: module and line of each size condition that torch.export meets."""
 
 from __future__ import annotations
 
@@ -18,21 +18,28 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Letters of a line of the model.
+# Limit of characters shown of a line of the model.
 LONGEST = 80
 
 
 def module_paths(module: nn.Module) -> dict[int, str]:
-    """Map the ``id`` of each module in it to its name."""
+    """Map the ``id`` of each submodule to its name.
+
+    Returns:
+        id -> qualified name.
+    """
     return {id(part): name for name, part in module.named_modules()}
 
 
 def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, as far as the frames tell.
+    """Describe the innermost place in the model's code.
 
     Args:
         names: `module_paths` of the model.
-        frames: with the number of the line that each is at, the outermost first.
+        frames: (frame, line number), the outermost first.
+
+    Returns:
+        `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, or the known part of it.
     """
     path = None
     line = ""
@@ -41,7 +48,7 @@ def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType
         if isinstance(part, nn.Module):
             path = names.get(id(part), path)
         file = frame.f_code.co_filename
-        # Lines outside of any forward are those that call us.
+        # Lines outside of any forward belong to callers of normdeploy.
         if path is not None and os.path.isabs(file) and not file.startswith((TORCH, OURS)):
             code = linecache.getline(file, number).strip()[:LONGEST]
             line = f"line {number} of {os.path.basename(file)}{f' ({code})' if code else ''}"
@@ -50,7 +57,11 @@ def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType
 
 
 def traceback_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the traceback with their lines, the outermost first."""
+    """Yield the frames of the traceback with their lines, the outermost first.
+
+    Yields:
+        (frame, line number).
+    """
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
@@ -59,8 +70,14 @@ def traceback_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 @dataclass(frozen=True)
 class _SizeCondition:
-    """``guard``: what torch.export takes for true; ``names``: the dims that its symbols stand for; ``values``: their
-    sizes in the example."""
+    """Condition on sizes that torch.export assumes to be true.
+
+    Attributes:
+        guard: the condition.
+        names: symbol -> dim name.
+        values: symbol -> size in the example.
+        place: module and line, for messages.
+    """
 
     guard: sympy.Basic
     names: Mapping[sympy.Symbol, str]
@@ -68,12 +85,12 @@ class _SizeCondition:
     place: str
 
     def fails_at(self, name: str | None, size: int | None) -> bool:
-        """Return whether it is false where that dim has ``size`` (None: another than in the example)."""
+        """Return whether the condition is false if the dim has ``size`` (None: one more than in the example)."""
         sizes = dict(self.values)
         for symbol, dim in self.names.items():
             if dim == name:
                 sizes[symbol] = sizes.get(symbol, 0) + 1 if size is None else size
-        # torch's own divisions raise where a size makes them divide by zero.
+        # torch's own divisions raise an error on division by zero.
         with contextlib.suppress(ArithmeticError, AssertionError):
             return bool(self.guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) == sympy.false)
         return False
@@ -81,30 +98,45 @@ class _SizeCondition:
 
 @dataclass(frozen=True)
 class TracedConditions:
-    """What torch.export took for true of the sizes of a model, in the order of its forward."""
+    """Conditions on a model's sizes that torch.export assumed, in the order of its forward."""
 
     met: list[_SizeCondition] = field(default_factory=list)
 
     def place_limiting(self, name: str | None, size: int | None = None) -> str:
-        """Return the place that does not take ``size`` (None: any other than the example's) for the dim; "" where
-        none is known."""
-        # torch adds no condition that follows from those before, so the last is the narrowest.
+        """Find the place in the model that does not admit a size.
+
+        Args:
+            name: the dim.
+            size: None means any size but the example's.
+
+        Returns:
+            Module and line as in `describe_location`; "" if unknown.
+        """
+        # torch adds no condition that follows from earlier ones, so the last is the narrowest.
         for condition in reversed(self.met):
             if name in condition.names.values() and condition.fails_at(name, size):
                 return condition.place
-        # Several conditions together may leave one size alone.
+        # Several conditions together may leave only one size.
         if size is None:
             return self.last_place([name])
         return ""
 
     def last_place(self, names: Collection[str | None]) -> str:
-        """Return the last place that asks for a size of these dims; "" where none is known."""
+        """Find the last place with a condition on these dims.
+
+        Returns:
+            Module and line; "" if unknown.
+        """
         return next((c.place for c in reversed(self.met) if not set(names).isdisjoint(c.names.values())), "")
 
 
 @contextlib.contextmanager
 def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
-    """Collect the conditions that torch.export meets while it traces ``module``."""
+    """Collect the conditions that torch.export meets while it traces ``module``.
+
+    Yields:
+        The conditions, filled while the context runs.
+    """
     conditions, modules = TracedConditions(), module_paths(module)
     log = ShapeEnv._log_guard
 
@@ -113,7 +145,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
         if names:
             values = {symbol: int(env.backed_var_to_val[symbol]) for symbol in names if symbol in env.backed_var_to_val}
             where = describe_location(modules, reversed(list(_iter_caller_frames())))
-            # At its end torch.export compares the dims of one name, outside of any forward.
+            # Finally torch.export compares dims of the same name, outside of any forward.
             if where:
                 conditions.met.append(_SizeCondition(g, names, values, where))
         log(env, prefix, g, forcing_spec)
@@ -126,7 +158,7 @@ def record_conditions(module: nn.Module) -> Iterator[TracedConditions]:
 
 
 def _dim_of_symbol(env: ShapeEnv, symbol: sympy.Symbol) -> str:
-    """Return the name of the dim that the symbol stands for; "" where it has none."""
+    """Return the name of the dim that a symbol represents, "" if it has none."""
     sources = env.var_to_sources.get(symbol, ())
     return next((name for source in sources if (name := env.source_name_to_debug_name.get(source.name))), "")
 

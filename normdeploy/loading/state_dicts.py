@@ -1,4 +1,4 @@
-"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model."""
+"""Fill a model from a file of weights: a state_dict, a checkpoint that contains one, or safetensors."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from .train_mode_checks import iter_reachable
 State = dict[str, torch.Tensor]
 _SHOWN = 10
 _LIGHTNING = {"pytorch-lightning_version", "state_dict"}
-# Of batch norms since torch 0.4.1, older files lack it; it counts batches of the training alone.
+# Batch norms have it since torch 0.4.1, so older files lack it. It only counts training batches.
 _COUNTER = "num_batches_tracked"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
-# Dicts around the weights that are opened by themselves.
+# Limit of nested dicts around the weights that are opened without a key.
 _DEEPEST = 64
 
 
 def read_safetensors(path: Path) -> State:
-    """All tensors of the file, or of the shards that an index names, in their own dtypes.
+    """Read all tensors of a file, or of the shards that an index names, in their own dtypes.
+
+    Returns:
+        Name -> tensor.
 
     Raises:
-        LoadError: it is broken.
+        LoadError: the file is broken.
     """
     if path.name.endswith(INDEX):
         shards = indexed_shards(path)
@@ -50,11 +53,16 @@ def read_safetensors(path: Path) -> State:
 
 
 def find_state_dict(checkpoint: Any, key: str | None, path: Path) -> State | nn.Module:
-    """The weights in what torch.save wrote: the whole of it, or what lies under ``key`` (dots lead inwards), or the
-    only candidate.
+    """Find the weights in an object of torch.save: all of it, the part under ``key``, or the only candidate.
+
+    Args:
+        key: dots separate nested keys; None searches.
+
+    Returns:
+        Name -> tensor, or a whole module.
 
     Raises:
-        LoadError: there are none, or several and no ``key`` says which.
+        LoadError: no weights are found, or several sets and no ``key``.
     """
     if isinstance(checkpoint, Mapping) and checkpoint.keys() >= _LIGHTNING:
         # Tensors of callbacks and optimizers lie beside the weights.
@@ -117,7 +125,7 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
         )
         below = {name.removeprefix(f"{rest}."): value[name] for name in names if str(name).startswith(f"{rest}.")}
         if step is None and below:
-            # A part of one set of weights: model.encoder.weight under the key model.
+            # The key selects a part of one set of weights: model.encoder.weight under the key model.
             return below
         if step is None:
             raise LoadError(
@@ -130,7 +138,9 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
 
 
 def _is_state_dict(value: Any) -> bool:
-    """A module, or a dict of names to tensors, in which numbers (an EMA's decay) and extra state may stand too."""
+    """Return whether a value is a module, or a dict of names to tensors that may contain numbers (an EMA's decay) and
+    extra state.
+    """
     if isinstance(value, nn.Module):
         return True
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -147,9 +157,10 @@ def _is_optimizer_state(value: Any) -> bool:
 
 
 def _contains_weights(value: Any, barren: set[int]) -> bool:
-    """A dict that holds weights further in; an optimizer's state holds tensors too, but no weights.
+    """Return whether a dict contains weights at any depth; tensors of an optimizer's state do not count.
 
-    ``barren``: the dicts, by their id, in which none were found; a dict may be in many others, and in itself.
+    Args:
+        barren: ids of dicts without weights, extended here; a dict may be in many others, and in itself.
     """
     looked = set[int]()
     stack = [value]
@@ -166,12 +177,12 @@ def _contains_weights(value: Any, barren: set[int]) -> bool:
 
 
 def fill_module(module: nn.Module, state: State, path: Path) -> list[str]:
-    """Put ``state`` into ``module`` (which is changed), taking off prefixes that wrappers added.
+    """Load ``state`` into ``module`` (in place), after removing prefixes that wrappers added.
 
-    A parameter that shares its memory with one that was filled (tied weights) need not be in the file.
+    A parameter that shares its memory with a loaded one (tied weights) may be missing from the file.
 
     Returns:
-        Notes: tensors of the file that the model does not take, and of the model that no file holds.
+        Notes on tensors of the file that the model does not use, and tensors of the model that a file can't contain.
 
     Raises:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.
@@ -232,15 +243,21 @@ def _iter_unregistered_tensors(module: nn.Module) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _ModelState:
-    """``state``: the weights of one model; ``notes``: what of the file they leave out."""
+    """Weights of one model.
+
+    Attributes:
+        state: name -> tensor.
+        notes: notes on tensors of the file that were left out.
+    """
 
     state: State
     notes: tuple[str, ...] = ()
 
 
 def _select_model_state(state: State, own: Mapping[str, Any], path: Path) -> _ModelState:
-    """Return the part of ``state`` that fits a model with the weights ``own``, where its other keys stand for losses or
-    metrics, as in a file of Lightning: all that lies below one prefix.
+    """Select the part of ``state`` below one prefix that fits a model with the weights ``own``.
+
+    The other keys then belong to losses or metrics, as in a file of Lightning.
 
     Raises:
         LoadError: several prefixes fit.
@@ -261,9 +278,9 @@ def _select_model_state(state: State, own: Mapping[str, Any], path: Path) -> _Mo
 
 
 def _find_fitting_prefixes(state: State, own: Mapping[str, Any]) -> list[str]:
-    """Return the prefixes below which most of the model's tensors lie; none where they lie there without a prefix.
+    """Return the prefixes below which most of the model's tensors lie; [] if they need none.
 
-    Losses and metrics may have the names of the model's layers below prefixes of their own, so shapes count too.
+    Losses and metrics may repeat names of the model's layers under their own prefixes, so shapes count too.
     """
     found = Counter[str]()
     for name, value in state.items():
@@ -280,11 +297,12 @@ def _find_fitting_prefixes(state: State, own: Mapping[str, Any]) -> list[str]:
 
 
 def _strip_common_prefixes(state: State, own: Sequence[str] | Any) -> State:
-    """The keys as the model has them: ``_orig_mod.`` (torch.compile) taken out, and those prefixes common to all keys
-    that do not match."""
+    """Rename keys to match the model: remove ``_orig_mod.`` (torch.compile), and prefixes common to all keys that do
+    not match.
+    """
     variants = [state, {name.replace("_orig_mod.", ""): value for name, value in state.items()}]
     while True:
-        # of torch's AveragedModel, beside its module.*
+        # A key of torch's AveragedModel, beside its module.*.
         keys = [name for name in variants[-1] if name != "n_averaged"]
         prefixes = {name.partition(".")[0] for name in keys}
         if len(prefixes) != 1 or not all("." in name for name in keys):

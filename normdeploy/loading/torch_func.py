@@ -1,7 +1,7 @@
-"""Traces of models that use ``torch.func``.
+"""Handle traces of models that use ``torch.func``.
 
-They hold its levels as calls of Python functions, which neither an exporter nor another evaluation of the graph
-understands.
+They contain its levels as calls of Python functions, which neither an exporter nor another evaluator of the graph
+supports.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ _NO_VALUES = "fake tensor in the exported program constant"
 
 
 def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.export.ExportedProgram:
-    """Return the program with ``torch.vmap`` written as operators on whole batches; itself where it has none.
+    """Rewrite ``torch.vmap`` as operators on whole batches.
 
     Args:
         program: the trace of a module.
-        name: of the module's class, for messages.
+        name: name of the module's class, for messages.
+
+    Returns:
+        The rewritten program; ``program`` itself without vmap.
 
     Raises:
-        ExportError: it differentiates inside, or writes to a tensor's data.
+        ExportError: it takes a derivative inside, or writes to a tensor's data.
     """
     if any(map(_is_shape_only, program.constants.values())):
         raise make_derivative_error(name)
@@ -36,14 +39,18 @@ def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.expor
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
     )
-    # An empty table keeps every operator that the levels do not touch.
+    # An empty decomposition table keeps every operator that the levels do not affect.
     if enters_level:
         return program.run_decompositions({})
     return program
 
 
 def is_derivative_failure(error: Exception) -> bool:
-    """Return whether tracing failed at a derivative that the model takes in its forward."""
+    """Return whether tracing failed at a derivative that the model takes in its forward.
+
+    Returns:
+        True for failures inside torch's derivative transforms.
+    """
     if _NO_VALUES in str(error):
         return True
     frames = traceback.extract_tb(error.__traceback__)
@@ -51,6 +58,14 @@ def is_derivative_failure(error: Exception) -> bool:
 
 
 def make_derivative_error(name: str) -> ExportError:
+    """Make the error for a model that takes a derivative in its forward.
+
+    Args:
+        name: name of the module's class.
+
+    Returns:
+        The error.
+    """
     return ExportError(
         f"torch.export can't trace {name}: the trace would read constants without values, which a model makes that"
         " differentiates in its forward (torch.func.grad, jvp, jacrev, torch.autograd.grad) or writes to a tensor's"
@@ -59,7 +74,7 @@ def make_derivative_error(name: str) -> ExportError:
 
 
 def _is_shape_only(constant: object) -> bool:
-    """Whether it is a tensor of the tracer's, which has a shape alone."""
+    """Return whether a constant is a tensor of the tracer, which has a shape but no values."""
     return isinstance(constant, FakeTensor) or (
         isinstance(constant, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(constant)
     )

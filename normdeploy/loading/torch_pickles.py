@@ -1,6 +1,6 @@
-"""Files of torch.save: weights are data and are read as such; whatever needs more than that is code.
+"""Read files of torch.save: weights are data and are read as such; anything beyond that is code.
 
-A pickle is a program for a small stack machine whose GLOBAL instructions import and whose REDUCE instructions call.
+A pickle is a program for a small stack machine: its GLOBAL instructions import, and its REDUCE instructions call.
 torch's weights_only reader runs it with a fixed list of globals, enough for tensors in dicts and lists.
 """
 
@@ -20,34 +20,37 @@ import torch
 from ..errors import LoadError, TrustError
 from .file_kinds import FileKind, archive_root, open_torch_archive, read_entry
 
-# the legacy format is a row of five: magic number, version, system, object, storage keys
+# The legacy format is a series of five pickles: magic number, version, system, object, storage keys.
 _PICKLES = 5
-# How pickles name what is defined in a notebook or in the script that runs.
+# Prefix of names that were defined in a notebook or in the running script.
 _OF_A_SCRIPT = "__main__."
 _LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
-# What an ordinary state_dict names; left out of refusals, so that the reader sees what is special.
+# Names in an ordinary state_dict; refusals omit them to show only the unusual ones.
 _ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
 
 
 def unpickle_data(path: Path, kind: FileKind) -> Any:
-    """What torch.save wrote, read as data: tensors, on the CPU, in dicts and lists. Nothing is imported or called.
+    """Read a torch.save file as data: CPU tensors in dicts and lists. Nothing is imported or called.
+
+    Returns:
+        The saved object.
 
     Raises:
         TrustError: unpickling would import more than tensors need; the message names it.
-        LoadError: the file is broken.
+        LoadError: the file is broken, or needs classes of the script that saved it.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = _find_file_globals(path, kind)
-        # nothing foreign is asked for: the pickle itself is broken
+        # Without foreign globals, the pickle itself is broken.
         if not named:
             raise LoadError(
                 f"{path} can't be read as weights: {first_line(error)}; it is broken: copy or save it again"
             ) from error
         lost = [name.removeprefix(_OF_A_SCRIPT) for name in named if name.startswith(_OF_A_SCRIPT)]
         if lost and not all(hasattr(sys.modules["__main__"], name.partition(".")[0]) for name in lost):
-            # Trust would not help: the class is found nowhere.
+            # Trust would not help: the class can't be found.
             raise LoadError(_describe_script_globals(path, lost)) from error
         raise TrustError(
             f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may"
@@ -55,7 +58,7 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             " (torch.save(model.state_dict(), ...), with --model), or a program (torch.export.save)"
         ) from error
     except Exception as error:
-        # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
+        # torch's errors for a broken file share no base class: RuntimeError, EOFError, ValueError, and others.
         raise LoadError(
             f"{path} can't be read: {first_line(error)}; it is truncated or broken: copy or save it again"
         ) from error
@@ -72,10 +75,13 @@ def _describe_script_globals(path: Path, names: Sequence[str]) -> str:
 
 
 def unpickle_fully(path: Path) -> Any:
-    """What torch.save wrote, in full: this runs whatever the pickle says.
+    """Unpickle a torch.save file in full, which runs any code in the pickle.
+
+    Returns:
+        The saved object.
 
     Raises:
-        LoadError: a class that it names is not importable, or its code fails.
+        LoadError: a class can't be imported, or its code fails.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
@@ -107,43 +113,62 @@ def _find_file_globals(path: Path, kind: FileKind) -> list[str]:
 
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:
-    """Return the first line of an error that is not empty; ``otherwise``, or the name of its type, where none is."""
+    """Return the first nonempty line of an error's message.
+
+    Returns:
+        The line; if all are empty, ``otherwise`` or the name of the error's type.
+    """
     lines = (line.strip() for line in str(error).splitlines() if line.strip())
     return next(lines, type(error).__name__ if otherwise is None else otherwise)
 
 
 def find_foreign_globals(stream: IO[bytes]) -> list[str]:
-    """What unpickling would import beyond what tensors need; nothing is executed."""
+    """Find the names that unpickling would import beyond those that tensors need; nothing is executed.
+
+    Returns:
+        Dotted names.
+    """
     return [name for name in find_pickle_globals(stream) if not _ORDINARY.fullmatch(name)]
 
 
 def join_names(names: Sequence[str], shown: int = 12) -> str:
-    """Names in a message: the first of them, and how many more there are."""
+    """Join names for a message.
+
+    Returns:
+        The first ``shown`` names and the number of the others.
+    """
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def describe_type(value: Any) -> str:
-    """Name the type of a value for a message, with the length of a dict."""
+    """Name the type of a value for a message, with the length of a dict.
+
+    Returns:
+        "a dict of 3" or the qualified name of the type.
+    """
     if isinstance(value, Mapping):
         return f"a dict of {len(value)}"
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def find_pickle_globals(stream: IO[bytes]) -> list[str]:
-    """The dotted names of the GLOBAL instructions in a row of pickles, in order of first use; a broken tail is left
-    out."""
+    """Find the names in the GLOBAL instructions of a series of pickles; a broken tail is ignored.
+
+    Returns:
+        Dotted names in order of first use.
+    """
     names: dict[str, None] = {}
     try:
         for _ in range(_PICKLES):
             _collect_globals(stream, names)
     except Exception:
-        # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
+        # pickletools raises ValueError, UnicodeDecodeError, and others on junk; names found so far count.
         pass
     return list(names)
 
 
 def _collect_globals(stream: IO[bytes], names: dict[str, None]) -> None:
-    # those pushed lately: STACK_GLOBAL takes its module and name from the stack
+    # Strings pushed so far: STACK_GLOBAL takes its module and name from the stack.
     strings: list[str] = []
     memo: dict[int, str] = {}
     for opcode, argument, _ in pickletools.genops(stream):

@@ -1,5 +1,4 @@
-"""Keeps what torch holds for the whole process: a forward that fails, or that sets something and leaves it so, must not
-reach the models that run after it."""
+"""Restore torch's process-wide state, so that a forward that fails or changes settings does not affect later models."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @contextmanager
 def preserve_torch_state() -> Iterator[None]:
-    """Put back on leaving: gradients, default dtype and device, autocast, and the levels of ``torch.func``.
+    """Restore on exit: gradients, default dtype and device, autocast, and the levels of ``torch.func``.
 
-    ``vmap``, ``grad`` and ``jvp`` enter a level and leave it at their end. Where an operator between fails in a graph,
-    nothing leaves it, and every later operator of the process would run inside.
+    ``vmap``, ``grad`` and ``jvp`` enter a level and leave it at their end. If an operator between fails in a graph, the
+    level is never left, and every later operator of the process would run inside it.
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     gradients = torch.is_grad_enabled()
@@ -40,7 +39,7 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def silence_logger(name: str) -> Iterator[None]:
-    """Keep a library's log off the terminal; its exceptions carry the errors."""
+    """Keep a library's log off the terminal; its exceptions contain the errors."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

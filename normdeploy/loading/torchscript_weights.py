@@ -1,8 +1,8 @@
-"""The weights of a TorchScript archive, read as data: none of its code is compiled or run.
+"""Read the weights of a TorchScript archive as data: none of its code is compiled or run.
 
-``data.pkl`` holds the module as a tree of objects of the archive's own classes, with every attribute; what of it are
-parameters and buffers stands in the text of the classes (``code/``). ``torch.jit.load`` would compile that code and run
-its ``__setstate__``.
+``data.pkl`` contains the module as a tree of objects of the archive's own classes, with every attribute. The source
+text of the classes (``code/``) declares which attributes are parameters and buffers. ``torch.jit.load`` would compile
+that code and run its ``__setstate__``.
 """
 
 from __future__ import annotations
@@ -23,32 +23,38 @@ from .file_kinds import archive_root, open_torch_archive, read_entry
 
 _CLASS = r"class {}\(Module\):\s+__parameters__ = \[(?P<parameters>[^\]]*)\]\s+__buffers__ = \[(?P<buffers>[^\]]*)\]"
 
-# paths of modules: forty that each hold the next one twice are 2**40
+# Limit of module paths: forty modules that each hold the next one twice would have 2**40.
 _MOST = 2**18
-# modules in each other
+# Limit of the nesting of modules.
 _DEEPEST = 1000
 
 
 @dataclass(frozen=True)
 class ScriptWeights:
-    """Parameters and buffers by their qualified names. TorchScript does not tell which buffers a state_dict would
-    hold."""
+    """Parameters and buffers by their qualified names; TorchScript does not record which buffers are persistent."""
 
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def weights_for(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """What is to be put into ``module``: all parameters, and those buffers that its state_dict holds."""
+        """Select the weights for ``module``: all parameters, and the buffers in its state_dict.
+
+        Returns:
+            Name -> tensor.
+        """
         own = module.state_dict()
         return self.parameters | {name: value for name, value in self.buffers.items() if name in own}
 
 
 def read_torchscript(path: Path) -> ScriptWeights:
-    """The weights of the archive.
+    """Read the weights of an archive.
+
+    Returns:
+        Parameters and buffers.
 
     Raises:
-        TrustError: its pickle names what no tensor and no module of TorchScript needs.
-        LoadError: it is broken, or holds no weights (``torch.jit.freeze`` writes them into the code).
+        TrustError: its pickle names something that neither a tensor nor a TorchScript module needs.
+        LoadError: it is broken, or contains no weights (``torch.jit.freeze`` writes them into the code).
     """
     with open_torch_archive(path) as archive:
         root = archive_root(archive)
@@ -59,7 +65,7 @@ def read_torchscript(path: Path) -> ScriptWeights:
         except TrustError:
             raise
         except Exception as error:
-            # pickle raises whatever its instructions run into
+            # pickle may raise any exception.
             raise LoadError(
                 f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
             ) from error
@@ -73,23 +79,31 @@ def read_torchscript(path: Path) -> ScriptWeights:
 
 
 class _ScriptObject:
-    """A module of the archive: its attributes, and the module and name of the class that it had there."""
+    """Module of the archive: its attributes, and the module and name of its class there."""
 
     origin: tuple[str, str]
 
 
 class _ScriptUnpickler(pickle.Unpickler):
-    """Builds tensors, lists and plain objects; every other name is refused before anything of it is imported."""
+    """Build tensors, lists and plain objects; every other name is refused before anything is imported."""
 
     def __init__(self, archive: ZipFile, root: str, path: Path) -> None:
         super().__init__(io.BytesIO(read_entry(archive, f"{root}/data.pkl", path)))
         self._archive = archive
         self._root = root
         self._path = path
-        # each is read once, and tensors that share one keep sharing it
+        # Each storage is read once, so tensors that share one keep sharing it.
         self._storages: dict[str, torch.Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        """Map a name in the pickle to a harmless class or function.
+
+        Returns:
+            The class or function.
+
+        Raises:
+            TrustError: weights need no such name.
+        """
         if module == "__torch__" or module.startswith("__torch__."):
             return type(name, (_ScriptObject,), {"origin": (module, name)})
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
@@ -103,6 +117,11 @@ class _ScriptUnpickler(pickle.Unpickler):
         raise TrustError(f"{self._path} is not loaded: its pickle names {module}.{name}, which no weights need")
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
+        """Read a storage of the archive.
+
+        Returns:
+            1-D tensor with the storage's elements.
+        """
         _, kind, key, _, count = pid
         if key not in self._storages:
             data = bytearray(read_entry(self._archive, f"{self._root}/data/{key}", self._path))
@@ -119,8 +138,9 @@ def _rebuild_tensor(
 
 
 def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
-    """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a
-    state_dict."""
+    """Collect all declared tensors by their paths from the root; a module with two names appears twice, as in a
+    state_dict.
+    """
     weights = ScriptWeights()
     visited = 0
     classes: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
@@ -135,7 +155,7 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
             )
         if len(around) > _DEEPEST:
             raise LoadError(f"{path} holds modules {_DEEPEST} deep in each other: no model does, the file is hostile")
-        # a module that holds itself
+        # Skip a module that contains itself.
         if not isinstance(item, _ScriptObject) or id(item) in around:
             continue
         if item.origin not in classes:
@@ -150,7 +170,7 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
 
 
 def _declared_names(origin: tuple[str, str], archive: ZipFile, root: str, path: Path) -> tuple[set[str], set[str]]:
-    """The names of the parameters and buffers of one class, from the text of its module."""
+    """Return the names of the parameters and buffers of one class, from the source text of its module."""
     module, name = origin
     text = read_entry(archive, f"{root}/code/{module.replace('.', '/')}.py", path).decode(errors="replace")
     match = re.search(_CLASS.format(re.escape(name)), text)

@@ -1,9 +1,11 @@
-"""Take away asserts of a trace that the module itself contradicts.
+"""Remove asserts of a trace that the module itself contradicts.
 
-Where a dim goes in steps, torch defers its guards to asserts in the graph. Among them are its own guesses, on strides
-and on paddings of no width, say, which hold at the example's sizes and on which nothing hangs: the module runs at other
-sizes, and so does the graph, but for the assert. An assert stays unless both give the same at sizes that it excludes,
-which tells a branch of the module from a guess. Sizes that the module refuses itself say nothing.
+If a dim takes only multiples of a step, torch defers its guards to asserts in the graph. Some of them are torch's own
+guesses, for example on strides or paddings of width 0. They hold at the example's sizes, but nothing depends on them:
+the module runs at other sizes, and so does the graph without the assert.
+
+An assert is removed only if both give the same results at sizes that it excludes, which distinguishes a guess from a
+branch of the module. Sizes that the module itself refuses are ignored.
 """
 
 from __future__ import annotations
@@ -23,21 +25,22 @@ from ..model import Dim, InputSpec, LoadedModel
 from .program_signature import user_inputs, with_constant_inputs
 
 _ASSERT = torch.ops.aten._assert_scalar.default
-# sizes that an assert excludes
+# Number of excluded sizes to try for each assert.
 _TRIES = 3
-# each run takes a copy of the module
+# Each run copies the module, so larger models are not tried.
 _MOST_PARAMETERS = 2**28
-# sizes of a dim beside its smallest
+# Number of sizes of a dim to try above its smallest.
 _NEAR = 24
-# Of the epsilon of the outputs' type: the module and its trace run the same operators, and round alike but for what
-# several threads add up in another order.
+# In units of the output dtype's epsilon. The module and its trace run the same operators and round alike, except for
+# sums that several threads compute in another order.
 _ROUNDINGS = 256
 
 
 def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> None:
-    """Erase from the graph of ``model`` the asserts that exclude sizes at which it gives what its module gives.
+    """Erase asserts from the graph of ``model`` that exclude sizes at which the graph agrees with the module.
 
-    ``fresh`` makes a copy of the module, which a run may change.
+    Args:
+        fresh: makes a copy of the module, which a run may change.
     """
     program = model.program
     asserts = [node for node in program.graph.nodes if node.target is _ASSERT]
@@ -66,7 +69,7 @@ def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> 
 
 
 def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
-    """The symbol of the trace -> the dim of the inputs that it stands for."""
+    """Return the dim of the inputs that each symbol of the trace represents."""
     found: dict[Any, str] = {}
     nodes = {node.name: node for node in model.program.graph.nodes if node.op == "placeholder"}
     tensors = [nodes[item.name] for item in user_inputs(model.program) if not isinstance(item, ConstantArgument)]
@@ -78,7 +81,7 @@ def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
 
 
 def _assert_condition(node: torch.fx.Node, symbols: Mapping[Any, str]) -> Callable[[Mapping[str, int]], bool] | None:
-    """What the assert asks of the dims; None where it speaks of other values."""
+    """Return the assert's condition as a function of the dims' sizes; None if it depends on other values."""
     given = node.args[0]
     if isinstance(given, torch.fx.Node):
         value = given.meta.get("val")
@@ -91,7 +94,7 @@ def _assert_condition(node: torch.fx.Node, symbols: Mapping[Any, str]) -> Callab
 
 
 def _iter_small_sizes(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
-    """Sizes next to the smallest: all dims moved alike, each by another amount, one alone."""
+    """Yield sizes close to the smallest: all dims moved equally, each by a different amount, or only one."""
     count = len(dims)
     for step in range(1, _NEAR):
         moves = [[step] * count, [step + k for k in range(count)]]
@@ -103,21 +106,28 @@ def _iter_small_sizes(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
 
 
 class _AssertFreeInterpreter(torch.fx.Interpreter):
-    """Runs the graph without its asserts."""
+    """Run the graph without its asserts."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator.
+
+        Returns:
+            Its result, None for an assert.
+        """
         if target is _ASSERT:
             return None
         return super().call_function(target, args, kwargs)
 
 
 def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Mapping[str, int]) -> bool | None:
-    """Whether the module gives what the graph gives without its asserts; None where it does not run at these sizes."""
+    """Return whether the module agrees with the graph without its asserts; None if the module does not run at these
+    sizes.
+    """
     try:
         samples = zip(model.inputs, model.samples(0, sizes).values(), strict=True)
         tensors = [_sample_to_tensor(given, value) for given, value in samples]
     except InputError:
-        # too many values
+        # The sample would have too many values.
         return None
     flat = with_constant_inputs(model.program, tensors)
     args, kwargs = tree_unflatten(flat, model.program.call_spec.in_spec)
@@ -125,14 +135,14 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
         with torch.no_grad():
             wanted = tree_leaves(fresh()(*args, **kwargs))
     except Exception:
-        # whatever the user's forward raises
+        # The user's forward may raise any exception.
         return None
     try:
         with torch.no_grad():
             unlifted = model.program.module(check_guards=False)
             given = tree_leaves(_AssertFreeInterpreter(unlifted).run(*flat, enable_io_processing=False))
     except Exception:
-        # whatever torch raises
+        # torch may raise any exception.
         return False
     return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
 

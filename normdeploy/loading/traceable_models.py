@@ -1,10 +1,9 @@
-"""Hugging Face models as their users deploy them: outputs of a task alone, a decoder with its past, the parts of an
-encoder-decoder.
+"""Prepare Hugging Face models as users deploy them: a task's outputs, a decoder with its past, or encoder-decoder
+parts.
 
-Each is the model itself with another ``forward``, so that its modules keep their paths: it takes tensors in the order
-of the inputs and returns them by name. Parts are made to fit each other: the encoder's ``last_hidden_state`` is the
-decoder's ``encoder_hidden_states``, and what comes out as ``present.0.decoder.key`` goes in as
-``past_key_values.0.decoder.key``.
+Each is the model itself with another ``forward``, so that its modules keep their paths. It takes tensors in the order
+of the inputs and returns them by name. Parts fit each other: the encoder's ``last_hidden_state`` is the decoder's
+``encoder_hidden_states``, and the output ``present.0.decoder.key`` is the next input ``past_key_values.0.decoder.key``.
 """
 
 from __future__ import annotations
@@ -32,17 +31,21 @@ from .key_value_cache import (
 )
 from .program_signature import dtype_name
 
-# where neither config nor table says how many there are
+# Used if neither config nor table states the number of positions.
 _POSITIONS = 512
 Outputs = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class TraceableModel:
-    """A module to trace: ``inputs`` as ``--input`` takes them, in the order of its forward; ``ranges`` of dims as
-    ``--dim`` does.
+    """Module to trace.
 
-    ``new``: the dim of the new tokens beside a past, with which it shares ``positions``; "" where there is no past.
+    Attributes:
+        module: the module, with a suitable forward.
+        inputs: as ``--input`` takes them, in the order of its forward.
+        ranges: dim -> range as ``--dim`` takes it.
+        new: the dim of the new tokens, which share ``positions`` with a past; "" without a past.
+        positions: number of positions for past and new tokens together.
     """
 
     module: nn.Module
@@ -53,7 +56,14 @@ class TraceableModel:
 
 
 def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, part: str | None) -> TraceableModel:
-    """
+    """Prepare a model, or a part of it, for tracing.
+
+    Args:
+        part: "encoder", "decoder" or "decoder-with-past"; None: the whole model.
+
+    Returns:
+        The module with its inputs and ranges.
+
     Raises:
         InputError: the model has no such part, or no past.
     """
@@ -75,8 +85,9 @@ def _input_names(inputs: Sequence[str]) -> list[str]:
 
 
 def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
-    """``module`` with a forward that takes ``count`` tensors; their parameters have names that are no input's, so that
-    order counts."""
+    """Give ``module`` a forward with ``count`` tensors; its parameters are named unlike any input, so that only order
+    counts.
+    """
     parameters = [
         inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)
     ]
@@ -91,7 +102,7 @@ def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outpu
 
 
 def _select_outputs(model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> nn.Module:
-    """``model`` with those of ``outputs`` that it has; all where it has none of them."""
+    """Make ``model`` return only those of ``outputs`` that it has, or everything if it has none of them."""
     original, keys = model.forward, _input_names(inputs)
 
     def forward_selected(*tensors: torch.Tensor) -> Outputs:
@@ -112,7 +123,7 @@ def _text_config_of(model: nn.Module) -> Any:
 
 
 def _position_limit(model: nn.Module) -> int:
-    """How many positions the model knows."""
+    """Return the number of positions that the model supports."""
     config = _text_config_of(model)
     positions = (
         getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
@@ -121,7 +132,7 @@ def _position_limit(model: nn.Module) -> int:
 
 
 def _run_for_cache(model: nn.Module, **example: Any) -> Any:
-    """The cache of one run: its layers, heads and sizes are what no config says in the same words."""
+    """Return the cache of one run; configs have no common names for its layers, heads and sizes."""
     with torch.no_grad():
         made = model(**example, use_cache=True)
     cache = getattr(made, "past_key_values", None)
@@ -133,7 +144,7 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
 
 
 def _make_example_tokens() -> torch.Tensor:
-    # 3: a length that no head count or head size is taken for
+    # A length of 3 differs from any head count or head size.
     return torch.ones(1, 3, dtype=torch.int64)
 
 
@@ -146,7 +157,7 @@ def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: s
 
 
 def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
-    """A decoder that takes what it has seen as keys and values and returns these with those of the new tokens."""
+    """Prepare a decoder that takes its past as keys and values and returns them extended by the new tokens."""
     original, known = model.forward, inspect.signature(model.forward).parameters
     past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
     inputs = ["input_ids:int64[batch,seq]"]
@@ -182,7 +193,7 @@ def _require_encoder(model: nn.Module) -> nn.Module:
 
 
 def _encoder_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What the whole model takes besides what its decoder does."""
+    """Return the inputs of the whole model, without those of its decoder."""
     inputs, ranges = infer_default_inputs(model, folder)
     return [text for text in inputs if not text.startswith("decoder_")], ranges
 
@@ -195,7 +206,7 @@ def _prepare_encoder(model: nn.Module, folder: Path) -> TraceableModel:
 
 
 def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
-    """The first tokens: keys and values of both attentions come out."""
+    """Prepare the decoder for the first tokens; it returns keys and values of both attentions."""
     example, hidden, masked = _run_encoder(model, folder)
     original = model.forward
     inputs = ["input_ids:int64[batch,decoder_seq]", hidden]
@@ -211,8 +222,10 @@ def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
 
 
 def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel:
-    """The tokens behind ``past`` others; keys and values of the attention to the encoder go in and, unchanged, do not
-    come out."""
+    """Prepare the decoder for tokens after ``past`` others.
+
+    Keys and values of the cross attention are inputs only, since they do not change.
+    """
     example, hidden, masked = _run_encoder(model, folder)
     original = model.forward
     own, cross = (tensors for _, tensors in flatten_both_caches(_run_for_cache(model, **example)))
@@ -228,7 +241,7 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
         past = tensors[first - 1 : middle - 1]
         seen = tensors[middle - 1 :]
         cache = make_encoder_decoder_cache(pair_keys_values(past), pair_keys_values(seen))
-        # never read: keys and values of it are in the cache
+        # The states are never read: their keys and values are in the cache.
         states = seen[0].new_zeros(seen[0].shape[0], seen[0].shape[2], width)
         made = original(
             encoder_outputs=(states,),
@@ -248,15 +261,18 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
 
 
 def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:
-    """The ranges of the dims of which the user says nothing, for those that have a reason for them.
+    """Choose ranges of dims that the user did not state, for dims with a known limit.
 
-    The past and the new tokens have together no more than the decoder's table of positions.
+    Past and new tokens together must fit the decoder's table of positions.
 
     Args:
-        stated: the largest sizes that the user gave, by the dim; of past and new tokens the other gets what is left.
+        stated: dim -> largest size from the user. If it has only one of past and new tokens, the other gets the rest.
+
+    Returns:
+        Dim -> range as ``--dim`` takes it.
 
     Raises:
-        InputError: nothing is left, or both together are more.
+        InputError: nothing is left for one of them, or both together are too many.
     """
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
     if not ready.new:
@@ -289,9 +305,9 @@ def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("dec
 
 
 def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
-    """An example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
+    """Return an example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
     encoder, (inputs, _) = _require_encoder(model), _encoder_inputs(model, folder)
-    # the specs are texts; the wish makes the example
+    # Inputs are texts; parsing them gives the sizes of the example.
     example = _make_example_tensors(parse_input_request(inputs, ()).inputs)
     known = inspect.signature(encoder.forward).parameters
     with torch.no_grad():

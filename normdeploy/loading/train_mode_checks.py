@@ -1,7 +1,7 @@
-"""Training mode, wherever it hides: in modules, in plain objects that modules hold, and in exported graphs.
+"""Find training mode in modules, in plain objects that modules hold, and in exported graphs.
 
-A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a word.
-What is not an error: BatchNorm without running statistics and InstanceNorm, which use their input's statistics in eval
+A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a
+warning. BatchNorm without running statistics and InstanceNorm are not errors: they use their input's statistics in eval
 mode too.
 """
 
@@ -40,9 +40,13 @@ _OpOverload = type(torch.ops.aten.add.Tensor)
 
 
 def iter_reachable(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every object that ``module``'s attributes lead to, itself first, with its qualified name (``layers[2].norm``).
+    """Yield every object reachable through ``module``'s attributes, starting with the module.
 
-    Goes through submodules, plain objects, containers, partials, bound methods and closures; each object comes once.
+    The search covers submodules, plain objects, containers, partials, bound methods and closures. Each object is
+    yielded once.
+
+    Yields:
+        (qualified name such as ``layers[2].norm``, object).
     """
     queue: deque[tuple[str, Any]] = deque([("", module)])
     seen = {id(module)}
@@ -100,7 +104,11 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 
 def find_training_parts(module: nn.Module) -> list[tuple[str, Any]]:
-    """The modules and plain objects whose ``training`` flag is set, with their qualified names."""
+    """Find the modules and plain objects whose ``training`` flag is set.
+
+    Returns:
+        (qualified name, object).
+    """
     return [
         (path, item)
         for path, item in iter_reachable(module)
@@ -109,10 +117,10 @@ def find_training_parts(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _ignores_mode(item: Any) -> bool:
-    """Return whether a module's own flag decides nothing.
+    """Return whether a module's own flag has no effect.
 
-    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a bare Module holds tensors alone.
-    ``torch.export`` gives back such modules, always with the flag set, and their ``eval()`` raises.
+    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a bare Module only holds tensors.
+    ``torch.export`` returns such modules always with the flag set, and their ``eval()`` raises.
     """
     of_export = type(item).__module__.startswith("torch.export.")
     return of_export or isinstance(item, torch.fx.GraphModule) or type(item) is nn.Module
@@ -122,17 +130,19 @@ def _has_training_flag(item: Any) -> bool:
     try:
         flag = getattr(item, "training", False)
     except Exception:
-        # a property of the user's own may do anything
+        # A property of the user's class may raise any exception.
         return False
     return isinstance(flag, bool | np.bool_) and bool(flag)
 
 
 def require_eval(module: nn.Module, mend: bool) -> None:
-    """Raise where any part of ``module`` is in training mode; with ``mend`` put it in eval mode instead (``module`` is
-    changed).
+    """Require that every part of ``module`` is in eval mode.
+
+    Args:
+        mend: switch parts in training mode to eval mode (in place) instead of raising.
 
     Raises:
-        TrainingModeError: naming the parts.
+        TrainingModeError: parts are in training mode, or can't be switched; the message names them.
     """
     parts = find_training_parts(module)
     if parts and mend:
@@ -161,13 +171,13 @@ def _set_eval_mode(module: nn.Module, parts: list[tuple[str, Any]]) -> list[tupl
             else:
                 item.training = False
         except Exception:
-            # read-only, a property, a frozen dataclass: named by the caller
+            # The flag is read-only, a property, or in a frozen dataclass; the caller names it.
             continue
     return find_training_parts(module)
 
 
 def _describe_parts(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
-    """The parts by name, those first whose results depend on the mode."""
+    """Return the names of the parts, beginning with those whose results depend on the mode."""
 
     def mode_rank(part: tuple[str, Any]) -> int:
         plain = not isinstance(part[1], nn.Module)
@@ -191,11 +201,14 @@ def _describe_parts(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
 
 
 def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> None:
-    """Raise where the exported graph holds a train-mode BatchNorm, dropout or the like; with ``mend`` rewrite it to its
-    eval form in place.
+    """Require that the exported graph contains no training-mode BatchNorm, dropout or similar op.
+
+    Args:
+        mend: rewrite such ops to their eval form in place instead of raising.
 
     Raises:
-        TrainingModeError: naming the modules; with ``mend`` those whose op has no eval form in place.
+        TrainingModeError: such ops exist, with ``mend`` only those without an eval form; the message names their
+            modules.
     """
     nodes = [node for node in iter_graph_nodes(program) if is_train_mode_op(node)]
     if not nodes:
@@ -221,11 +234,12 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
 
 
 def iter_graph_modules(program: torch.export.ExportedProgram) -> Iterator[torch.fx.GraphModule]:
-    """The program's graph and the bodies of its higher-order operators."""
+    """Iterate over the program's graph and the bodies of its higher-order operators."""
     return (part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
 
 
 def iter_graph_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
+    """Iterate over the nodes of all graphs of the program."""
     return (node for part in iter_graph_modules(program) for node in part.graph.nodes)
 
 
@@ -239,8 +253,11 @@ def _module_path_of(node: torch.fx.Node) -> str:
 
 
 def bind_node_arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The node's arguments by the names of its operator's schema, defaults included; empty where the target is no
-    operator."""
+    """Map the node's arguments to the names in its operator's schema, defaults included.
+
+    Returns:
+        Name -> value; {} if the target is not an operator.
+    """
     if not isinstance(node.target, _OpOverload):
         return {}
     schema = operator_schema(node).arguments
@@ -252,14 +269,22 @@ _FLAGS = ("training", "train", "use_input_stats")
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """``batch_norm`` for ``aten.batch_norm.default``, "" where the target is no operator."""
+    """Return the name of the node's operator.
+
+    Returns:
+        ``batch_norm`` for ``aten.batch_norm.default``; "" if the target is not an operator.
+    """
     if isinstance(node.target, _OpOverload):
         return operator_schema(node).name.partition("::")[2]
     return ""
 
 
 def plain_operator_name(node: torch.fx.Node) -> str:
-    """`operator_name`, an in-place operator's without the _ at its end."""
+    """Return the name of the node's operator, without the trailing _ of an in-place operator.
+
+    Returns:
+        The name; "" if the target is not an operator.
+    """
     name = operator_name(node)
     if name.endswith("__"):
         return name
@@ -267,17 +292,23 @@ def plain_operator_name(node: torch.fx.Node) -> str:
 
 
 def operator_schema(node: torch.fx.Node) -> Any:
+    """Return the schema of the node's operator, which must be an operator of the dispatcher."""
     return node.target._schema  # type: ignore[union-attr]
 
 
 def is_train_mode_op(node: torch.fx.Node) -> bool:
+    """Return whether a node is a training-mode norm or an active dropout.
+
+    Returns:
+        False also for norms without running statistics, which compute the same in eval mode.
+    """
     given = bind_node_arguments(node)
     if not given:
         return False
     name = operator_name(node)
     if "batch_norm_with_update" in name or name == "_fused_dropout":
         return True
-    # train=None means training
+    # For native_dropout, train=None means training.
     if name == "native_dropout":
         return given["train"] is not False and given["p"] != 0
     if (given.get("dropout_p") or 0) != 0:
@@ -290,8 +321,9 @@ def is_train_mode_op(node: torch.fx.Node) -> bool:
 
 
 def _set_op_to_eval(node: torch.fx.Node) -> None:
-    """Set the operator's flag to eval; not where it also returns updated statistics, which the program would write
-    back."""
+    """Set the operator's flag to eval, unless it also returns updated statistics, which the program would write
+    back.
+    """
     if "functional" in operator_name(node):
         return
     given = bind_node_arguments(node)
@@ -309,7 +341,7 @@ def _set_op_to_eval(node: torch.fx.Node) -> None:
 
 
 def _drop_batch_counters(program: torch.export.ExportedProgram) -> None:
-    """A BatchNorm in training counts its batches in place; in eval it does not."""
+    """Remove the in-place batch counters of BatchNorms, which exist only in training mode."""
     buffers = program.graph_signature.inputs_to_buffers
     for node in reversed(list(program.graph.nodes)):
         if (

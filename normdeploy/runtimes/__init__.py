@@ -1,5 +1,6 @@
-"""What runs a model: torch (``torch_runners``), onnxruntime (``ort_runner``) and TensorRT (``trt_runner``), all
-behind one protocol."""
+"""Run a model in torch (``torch_runners``), onnxruntime (``ort_runner``) or TensorRT (``trt_runner``) behind one
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ RunResult = dict[str, np.ndarray]
 
 @runtime_checkable
 class Runner(Protocol):
-    """Holds a model ready to run; leaving the context frees it.
+    """Hold a model ready to run; leaving the context frees it.
 
-    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them; every call begins from
-    the same state. It raises InputError where names, dtypes or shapes do not fit.
+    ``infer`` takes one array for each input, in the input's own dtype, and changes none of them. Every call begins from
+    the same state. ``infer`` raises InputError if names, dtypes or shapes do not fit.
     """
 
     @property
     def name(self) -> str:
-        """The runtime in the reader's words: "onnxruntime (optimizer off)"."""
+        """Return the runtime's display name: "onnxruntime (optimizer off)"."""
 
     def infer(self, feeds: Arrays) -> RunResult: ...
 
@@ -45,4 +46,4 @@ class HeldRunner:
         self._free_model()
 
     def _free_model(self) -> None:
-        """Nothing, where the garbage collector frees it soon enough."""
+        """Do nothing: the garbage collector frees the model soon enough. Subclasses that hold more override this."""

@@ -1,4 +1,4 @@
-"""Memory as TensorRT takes it: contiguous, on its device, at an address of 256 bytes."""
+"""Allocate memory that TensorRT accepts: contiguous, on its device, at an address that is a multiple of 256 bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 import torch
 
-# bytes; what IExecutionContext::setTensorAddress asks of every address (NvInferRuntime.h)
+# Bytes. IExecutionContext::setTensorAddress requires this alignment of every address (NvInferRuntime.h).
 ALIGNMENT = 256
 
 
 def allocate_aligned(size: int, device: torch.device, alignment: int = ALIGNMENT) -> torch.Tensor:
-    """``size`` bytes, at least one, that begin at a multiple of ``alignment``; torch aligns memory of the CPU to 64."""
+    """Allocate bytes that begin at a multiple of ``alignment``; torch aligns CPU memory only to 64 bytes.
+
+    Args:
+        size: number of bytes; at least one is allocated.
+
+    Returns:
+        uint8 tensor [max(1, size)] on ``device``.
+    """
     size = max(1, size)
     memory = torch.empty(size + alignment - 1, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % alignment
@@ -21,14 +28,23 @@ def allocate_aligned(size: int, device: torch.device, alignment: int = ALIGNMENT
 
 
 def allocate_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, int]:
-    """A new tensor and its address, which is not null where the tensor has no elements: TensorRT takes no null."""
+    """Allocate an uninitialized tensor.
+
+    Returns:
+        The tensor and its address. The address is not null even if the tensor has no elements, because TensorRT rejects
+        null.
+    """
     size = math.prod(shape) * dtype.itemsize
     memory = allocate_aligned(size, device)
     return memory[:size].view(dtype).view(tuple(shape)), memory.data_ptr()
 
 
 def make_bindable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` itself where TensorRT can read it where it lies, else a copy: slices begin at any element."""
+    """Move ``tensor`` to ``device``, contiguous and aligned as TensorRT needs it; a slice may begin at any element.
+
+    Returns:
+        ``tensor`` itself if it is already bindable, else a copy.
+    """
     moved = tensor.to(device).contiguous()
     if moved.data_ptr() % ALIGNMENT == 0:
         return moved
@@ -36,7 +52,14 @@ def make_bindable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_output_allocator(library: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """TensorRT's way to memory for an output whose shape it learns while it runs."""
+    """Make an allocator for an output whose shape TensorRT learns only while it runs.
+
+    Args:
+        library: the module ``tensorrt`` or ``tensorrt_rtx``.
+
+    Returns:
+        An IOutputAllocator; its ``output_tensor()`` returns the output after the run.
+    """
 
     class TensorOutputAllocator(library.IOutputAllocator):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""What a build is asked for besides the network, as the installed library takes it.
+"""Apply a build's options as the installed library supports them.
 
-The library itself is asked: an option that it has no attribute for, that it does not keep when it is set, or that it
-calls a no-op is refused by name before anything is built. So no list of versions grows old here.
+The library itself is asked, so this module has no table of versions to maintain. An option is refused by name, before
+anything is built, if the library has no attribute for it, does not keep its value, or calls it a no-op.
 """
 
 from __future__ import annotations
@@ -15,28 +15,33 @@ from ..errors import NormdeployError
 from ..storage.file_replacement import lock_folder, write_bytes
 
 Answer = dict[str, Any]
-# as `normdeploy.verbs.build.build_request` writes them; what was not asked for is not there
+# As `normdeploy.verbs.build.build_request` writes them; options that the user did not set are absent.
 Options = Mapping[str, Any]
 
 _FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}
 
 
 class OptionNotTaken(Exception):
-    """The library does not take an option."""
+    """Raised if the library does not accept an option."""
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(reason)
         self.option = option
 
     def to_answer(self) -> Answer:
+        """Return the refusal as JSON data.
+
+        Returns:
+            "refused": "option", "option": its name, "reason": the library's reason.
+        """
         return {"refused": "option", "option": self.option, "reason": str(self)}
 
 
 def require_options_taken(trt: Any, builder: Any, options: Options) -> None:
-    """Set every option on a configuration that is thrown away, and read it back.
+    """Set every option on a throwaway configuration and read it back.
 
     Raises:
-        Untaken: the library does not take one.
+        OptionNotTaken: the library does not accept one.
     """
     if not options:
         return
@@ -57,7 +62,14 @@ def require_options_taken(trt: Any, builder: Any, options: Options) -> None:
 
 
 def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
-    """The options as Polygraphy's CreateConfig takes them; ``folder``: for files that it wants to read."""
+    """Convert the options to keyword arguments of Polygraphy's CreateConfig.
+
+    Args:
+        folder: a folder for files that Polygraphy reads.
+
+    Returns:
+        Keyword argument -> value.
+    """
     keywords: dict[str, Any] = {}
     if "workspace" in options:
         keywords["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: options["workspace"]}
@@ -66,7 +78,7 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
     if "hardware_compatibility" in options:
         keywords["hardware_compatibility_level"] = _hardware_level(trt, options["hardware_compatibility"])
     if "timing_cache" in options and (data := read_cache_file(Path(options["timing_cache"]))):
-        # Polygraphy would leave a lock beside the user's file
+        # Polygraphy would leave a lock file beside the user's file.
         (copy := folder / "timing-cache").write_bytes(data)
         keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
@@ -74,10 +86,13 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
 
 
 def save_timing_cache(config: Any, options: Options) -> str | None:
-    """Put what this build has timed into the shared file, beside what other builds have put there meanwhile; what kept
-    it from being written, None where it was.
+    """Merge this build's timings into the shared timing cache file.
 
-    The folder is locked while the file is read, merged and replaced whole.
+    The folder is locked while the file is read, merged and replaced whole, so timings that other builds wrote meanwhile
+    are kept.
+
+    Returns:
+        The reason why the file was not written, or None if it was written or no cache was asked for.
     """
     if "timing_cache" not in options:
         return None
@@ -94,12 +109,12 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
             with cache.serialize() as data:
                 write_bytes(path, bytes(data))
         except NormdeployError as error:
-            # the engine is built all the same
+            # The engine is built even if its timings can't be saved.
             return f"the timing cache was not written: {error}"
     return None
 
 
-# ------------------------------------------------------------------ what the library says to each
+# ------------------------------------------------------------------ checks of single options
 
 
 def _require_flag(trt: Any, config: Any, option: str, name: str) -> None:
@@ -144,7 +159,9 @@ def _require_hardware(trt: Any, config: Any, name: str) -> None:
 
 
 def _require_lean_runtime(trt: Any, builder: Any) -> None:
-    """A version-compatible engine brings the lean runtime along, a library of its own: one of one layer is built."""
+    """Build a one-layer engine to check that the lean runtime is installed, which a version-compatible engine
+    contains.
+    """
     flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     x = network.add_input("x", trt.float32, (1,))
@@ -173,7 +190,11 @@ def _require_timing_cache(config: Any, path: Path) -> None:
 
 
 def read_cache_file(path: Path) -> bytes:
-    """What the file holds; nothing where there is none yet."""
+    """Read a timing cache.
+
+    Returns:
+        The file's bytes, empty if it does not exist yet.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:

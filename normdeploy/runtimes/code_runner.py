@@ -1,5 +1,4 @@
-"""The exported graph as torch runs it in a program: its Python code, operator by operator, or compiled by
-``torch.compile``."""
+"""Run the exported graph as generated Python code, operator by operator or compiled by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ from .torch_runners import EagerRunner, _without_amx
 
 
 class CodeRunner(EagerRunner):
-    """``model`` on the CPU in its own type, to be timed: what looks at each node before it runs takes longer than a
-    small node.
+    """Run ``model`` on the CPU in its own dtype, for timing.
+
+    The other torch runners inspect each node before it runs, which takes longer than a small node itself.
 
     Args:
-        compiled: by ``torch.compile`` with its default backend, at the first call.
+        compiled: compile with ``torch.compile`` and its default backend at the first call.
     """
 
     def __init__(self, model: LoadedModel, *, compiled: bool = False) -> None:
@@ -38,16 +38,20 @@ class CodeRunner(EagerRunner):
             self._code = self._graph
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model once.
+
+        Returns:
+            Output name -> array.
+
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
-            RuntimeUnavailable: ``torch.compile`` can't compile it here.
+            RuntimeUnavailable: ``torch.compile`` can't compile the model here.
         """
         run = self.prepare(feeds)
         try:
             return self._name_outputs(run())
         except Exception as error:
-            # inductor's and dynamo's errors share no base class, and operators raise what they like
+            # Errors of inductor and dynamo share no base class, and operators raise any type.
             message = " ".join(str(error).split())[:300] or type(error).__name__
             if self._compiled:
                 raise RuntimeUnavailable(f"torch.compile can't compile the model here: {message}") from error
@@ -56,8 +60,12 @@ class CodeRunner(EagerRunner):
             ) from error
 
     def prepare(self, feeds: Arrays) -> Callable[[], Sequence[Any]]:
-        """The run alone, inputs and parameters at hand. Where the graph writes to its parameters, every call copies
-        them first.
+        """Convert the feeds and collect the parameters, so that only the run itself is left.
+
+        If the graph writes to its parameters, every call copies them first.
+
+        Returns:
+            A function that runs the model once and returns its outputs in order.
 
         Raises:
             InputError: the feeds do not fit the model's inputs.

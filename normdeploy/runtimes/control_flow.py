@@ -1,6 +1,6 @@
-"""If, Loop and Scan by their specification, for an evaluator that can run the graph of a body.
+"""Evaluate If, Loop and Scan by their specification, for an evaluator that can run the graph of a body.
 
-A body sees the tensors around it; its own model takes them as inputs.
+A body reads tensors of the graph around it; its separate model takes them as inputs.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ from ..evaluate.evaluator_core import Array, UnsupportedOp, optional_input
 from ..storage.proto_traversal import attribute_graphs
 
 OPS = frozenset({"If", "Loop", "Scan"})
-# Scan has its present form since opset 9.
+# Scan has its current form since opset 9.
 _SCAN_SINCE = 9
-# More rounds take too long, one numpy call for each node and round.
+# More iterations take too long: each makes one numpy call per node.
 _MOST_ROUNDS = 100_000
 
-# Of a Loop that is tried in another's place, which may never end.
+# Limit for a Loop that replaces a node of the file as a trial: it may never end.
 MOST_TRIED = 64
 
-# The outputs of a body, in order, from its inputs in order.
+# (attribute name, inputs in order) -> outputs of the body in order.
 RunBody = Callable[[str, Sequence[Any]], Sequence[Any]]
 
 
 def body_graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """The graph that the attribute ``name`` of a node holds."""
+    """Return the graph in the attribute ``name`` of a node."""
     graph: onnx.GraphProto = next(a.g for a in node.attribute if a.name == name)
     return graph
 
 
 def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: Mapping[str, Any]) -> onnx.ModelProto:
-    """A body as a model of its own, whose inputs are the body's and, behind them, the tensors that it sees around it.
+    """Make a separate model of a body. Its inputs are the body's own, then the tensors that it captures.
 
     Args:
-        around: the model that holds the node, for its opsets and functions.
-        types: dtype of each tensor around, as far as it is known.
+        around: the model that contains the node, for its opsets and functions.
+        types: dtypes of the tensors around the body, as far as known; others count as float32.
+
+    Returns:
+        The body's model; captured inputs have a dtype and no shape.
     """
     model = onnx.ModelProto(ir_version=around.ir_version, opset_import=around.opset_import, functions=around.functions)
     model.graph.CopyFrom(body_graph(node, name))
@@ -50,17 +53,21 @@ def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: 
 
 
 def names_captured_by(node: onnx.NodeProto, name: str) -> list[str]:
-    """The tensors around a body that it reads, those of bodies inside it among them."""
+    """List the tensors that a body reads from the graphs around it, including reads of nested bodies.
+
+    Returns:
+        Sorted names.
+    """
     return sorted(_free_names(body_graph(node, name)))
 
 
 def _free_names(graph: onnx.GraphProto) -> set[str]:
-    """The names that a body reads and does not make."""
+    """Return the names that a graph reads but does not compute."""
     read = {v.name for v in graph.output}
     made = {v.name for v in (*graph.input, *graph.initializer)}
     for node in graph.node:
         read.update(node.input)
-        # Of bodies inside a body only that one knows which names it makes for them.
+        # Only a nested body itself knows which names it computes.
         for body in (g for a in node.attribute for g in attribute_graphs(a)):
             read |= _free_names(body)
         made.update(node.output)
@@ -68,21 +75,25 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
 
 
 class TooManyIterations(Exception):
-    """A Loop does not end within the rounds that it may take."""
+    """Raised if a Loop does not end within its allowed number of iterations."""
 
 
 def run_control_flow(
     node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody, most: int = _MOST_ROUNDS
 ) -> list[Any]:
-    """The outputs of an If, Loop or Scan.
+    """Compute the outputs of an If, Loop or Scan.
 
     Args:
-        run: runs the body of an attribute's name.
-        most: rounds that a Loop may take.
+        run: runs the body in the attribute of a given name.
+        most: number of iterations that a Loop may take.
+
+    Returns:
+        The node's outputs, in order.
 
     Raises:
-        Unsupported: its form is one of old opsets, or a Scan takes too many rounds.
-        TooManyRounds: a Loop takes more than ``most``.
+        UnsupportedOp: a Scan has the form of opset 8, no iterations or too many, or a Loop without iterations collects
+            outputs.
+        TooManyIterations: a Loop takes more than ``most`` iterations.
     """
     if node.op_type == "If":
         return list(run("then_branch" if bool(np.asarray(inputs[0]).all()) else "else_branch", []))

@@ -1,7 +1,8 @@
-"""Opens a file in a child process first, where onnxruntime might take the process with it.
+"""Open a file in a child process first if onnxruntime might crash on it.
 
-onnxruntime 1.31 ends with a segmentation fault on some files while its optimizer rewrites them: half precision of the
-TorchScript exporter, and a LayerNormalization with an empty bias. A child that dies says so, and the verb goes on.
+onnxruntime 1.31 ends with a segmentation fault on some files while its optimizer rewrites them: half-precision files of
+the TorchScript exporter, and a LayerNormalization with an empty bias. Only the child dies, the crash is reported, and
+the verb goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ..storage.onnx_files import iter_tensors
 from ..storage.proto_traversal import iter_bodies
 from ..types import PathLike
 
-# seconds; a file that takes longer is opened here, where it can be interrupted
+# Seconds. A file that takes longer is opened in this process, which the user can interrupt.
 _PATIENCE = 120.0
 _HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-# onnxruntime writes its log to the process's own standard error, past Python.
+# onnxruntime writes its log to the process's stderr, past Python.
 OPEN = """
 import sys
 import onnxruntime
@@ -44,13 +45,16 @@ _BEGUN = re.compile(r"Applying graph transformer (\w+) on step")
 
 
 def require_no_crash(model: PathLike | bytes) -> None:
-    """Open an ONNX file, or a model's bytes, in a child process, onnxruntime's optimizer on, where it is risky.
+    """Open a risky model in a child process with onnxruntime's optimizer on.
 
-    Refusals are not looked at: whoever opens the file next meets them, too.
+    Errors that onnxruntime raises are ignored here: they recur when the file is opened for use.
+
+    Args:
+        model: an ONNX file or a model's bytes.
 
     Raises:
-        RuntimeCrash: the child was ended by a signal; names the optimizer that was at work, where the file opens
-        without it.
+        RuntimeCrash: a signal ended the child. The message names the optimizer that was running, if the file opens
+            without it.
     """
     # A child costs a third of a second.
     if isinstance(model, bytes):
@@ -67,15 +71,21 @@ def require_no_crash(model: PathLike | bytes) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _describe_crash_of_file(path: str, changed: int, size: int) -> str | None:
-    """Return how the file crashes onnxruntime, None where it does not; ``changed`` and ``size`` tell its versions
-    apart."""
+    """Describe how the file crashes onnxruntime; cached for each version of the file.
+
+    Args:
+        changed: modification time in ns; with ``size`` it tells versions of the file apart.
+
+    Returns:
+        The message, or None if the file does not crash.
+    """
     if _is_risky(Path(path).read_bytes()):
         return _describe_crash(path, b"")
     return None
 
 
 def _is_risky(model: bytes) -> bool:
-    """Return whether it is a model of a kind on which crashes were seen."""
+    """Return whether crashes were seen on models of this kind: omitted inputs or half precision."""
     if REHEARSE_ALL in os.environ:
         return True
     proto = onnx.ModelProto()
@@ -116,7 +126,11 @@ def _describe_crash(path: str, model: bytes) -> str | None:
 
 
 def _open_in_child(path: str, model: bytes, severity: str, *disabled: str) -> tuple[int, str]:
-    """Open the model in a child: its exit code, 0 where it took too long, and onnxruntime's log."""
+    """Open the model in a child process.
+
+    Returns:
+        The exit code (0 if it took too long) and onnxruntime's log.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", OPEN, path, severity, *disabled],

@@ -1,4 +1,4 @@
-"""A stream on a GPU and what runs on it, through torch."""
+"""Queue work on a CUDA stream through torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ..errors import InputError, RuntimeUnavailable
 
 
 class CudaStream:
-    """One GPU and one stream.
+    """One GPU and one stream on it.
 
     Args:
-        index: which GPU.
-        stream: a handle as an int, a torch or cupy stream, or what speaks ``__cuda_stream__``; None makes one that
-            waits for the caller's current stream, and that stream then waits for it, as with any operation of torch.
+        index: number of the GPU.
+        stream: a handle as an int, a torch or cupy stream, or an object with ``__cuda_stream__``. None makes a new
+            stream that waits for the caller's current stream; afterwards the caller's stream waits for it, as with any
+            torch operation.
 
     Raises:
-        RuntimeUnavailable: this torch has no CUDA, or there is no such GPU.
-        InputError: ``stream`` is no stream.
+        RuntimeUnavailable: this torch has no CUDA, or the GPU does not exist.
+        InputError: ``stream`` is not a stream.
     """
 
     def __init__(self, index: int, stream: Any = None) -> None:
@@ -41,11 +42,12 @@ class CudaStream:
 
     @property
     def handle(self) -> int:
+        """Return the stream's handle (cudaStream_t) as an int."""
         return int(self._stream.cuda_stream)
 
     @contextmanager
     def use_stream(self) -> Iterator[None]:
-        """What the block queues, allocations included, belongs to the stream."""
+        """Make the stream current: the block queues its work and allocates its memory on it."""
         caller = torch.cuda.current_stream(self.device)
         if self._own:
             self._stream.wait_stream(caller)
@@ -53,22 +55,27 @@ class CudaStream:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                 yield
         finally:
-            # what was queued before a failure may still use the caller's memory
+            # Work queued before a failure may still use the caller's memory.
             if self._own:
                 caller.wait_stream(self._stream)
 
     def record_use(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Both streams use these: torch may reuse the memory only when both are done with it."""
+        """Mark tensors as used by both streams, so that torch reuses their memory only when both are done."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(self._stream)
                 tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def synchronize(self) -> None:
+        """Wait until all work queued on the stream is done."""
         self._stream.synchronize()
 
     def capture_graph(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work`` recorded as a CUDA graph; calling the result replays it on the stream."""
+        """Record ``work`` as a CUDA graph.
+
+        Returns:
+            A function that replays the graph on the stream.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             work()
@@ -76,9 +83,13 @@ class CudaStream:
 
 
 def cuda_stream_handle(stream: Any) -> int:
-    """
+    """Get the handle of a stream: an int, a torch or cupy stream, or an object with ``__cuda_stream__``.
+
+    Returns:
+        The cudaStream_t handle as an int.
+
     Raises:
-        InputError: it is no stream.
+        InputError: ``stream`` is none of these.
     """
     if isinstance(stream, int):
         return stream

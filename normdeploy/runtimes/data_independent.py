@@ -1,13 +1,13 @@
-"""Integers that no data reaches: made of sizes, integers and single numbers by way of floats.
+"""Find integers that no data reaches: those computed from sizes, integers and single numbers by way of floats.
 
-The buckets of relative positions are such (a logarithm, cast to integers), and so are the rows of a window. Their
-floats lie on edges between two integers more often than chance would have it: 4·log(8/4)/log(4) is 2. In float64 with
-the float32 constants of a file it is 1.99…, and a rounding drawn at random takes either side. Each takes other rows of
-a table than the model does, and what that excuses hides a wrong row.
+Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. Their floats
+lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. In float64 with the float32
+constants of a file it is 1.99…, and a randomly drawn rounding falls on either side. Each side selects other rows of a
+table than the model does, and an allowed error that covers this would hide a wrong row.
 
-So a float64 reference takes for these integers what the model's own types make of them. A float of more than one
-element is data or a weight, and so is a constant of several integers of 8 bits or fewer, which may be codes; and so is
-all that is computed from these.
+So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
+one element is data or a weight, so it is not settled. A constant of several integers of 8 bits or fewer is not settled
+either, since it may hold quantized codes. Values computed from unsettled ones are not settled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import onnx
 
 _T = TypeVar("_T")
 
-# What they read gives them a size, and no value.
+# Their input contributes its size, not its values.
 _SIZES = frozenset({"Shape", "Size"})
 _DRAWN = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -35,11 +35,11 @@ _WIDE = (np.dtype(np.float32), np.dtype(np.float64))
 
 @dataclass(frozen=True)
 class DataIndependent(Generic[_T]):
-    """Nodes of a graph.
+    """Settled nodes of a graph.
 
-    Args:
-        integers: nodes that make integers or booleans of settled floats.
-        floats: the nodes that compute these floats.
+    Attributes:
+        integers: nodes that compute integers or booleans from settled floats.
+        floats: nodes that compute these floats.
     """
 
     integers: frozenset[_T] = frozenset()
@@ -55,9 +55,13 @@ def find_data_independent(
     """Find the settled integers of a file.
 
     Args:
-        nodes: place -> node, in the order of computation.
-        reads: place -> the names that it reads.
-        given: the names of inputs and weights that are settled: no float, or a single number of the file.
+        nodes: position -> node, in the order of computation.
+        reads: position -> the names that the node reads.
+        types: tensor -> dtype.
+        given: names of settled inputs and weights: any dtype but float, or a single number in the file.
+
+    Returns:
+        Positions of the settled nodes.
     """
     settled = set(given)
     makers = {}
@@ -79,12 +83,16 @@ def find_data_independent(
 
 
 def is_index_or_scalar(tensor: onnx.TensorProto) -> bool:
-    """Whether a constant of a file is a single number, or holds indices: those of 8 bits and fewer may be weights."""
+    """Return whether a file's constant is a single number or holds indices (int64, int32 or bool).
+
+    Returns:
+        False for several integers of 8 bits or fewer, which may be weights.
+    """
     return math.prod(tensor.dims) == 1 or tensor.data_type in _INDICES
 
 
 def is_integer_type(kind: np.dtype) -> bool:
-    """Whether a type has integers or booleans."""
+    """Return whether a dtype is an integer type or bool."""
     return kind.kind in "iub"
 
 
@@ -95,7 +103,16 @@ def _has_scalar_attributes(node: onnx.NodeProto) -> bool:
 def select_feeding_integers(
     nodes: Iterable[_T], reads: Callable[[_T], Iterable[_T]], floats: set[_T]
 ) -> DataIndependent[_T]:
-    """Return of settled ``nodes`` those on the way of settled floats to integers."""
+    """Select the settled nodes that lie on a path from settled floats to integers.
+
+    Args:
+        nodes: settled nodes, in the order of computation.
+        reads: returns the settled nodes that a node reads.
+        floats: those of ``nodes`` that compute floats.
+
+    Returns:
+        The nodes that turn settled floats into integers, and the float nodes they depend on.
+    """
     every = list(nodes)
     integers = {n for n in every if n not in floats and any(read in floats for read in reads(n))}
     wanted: set[_T] = set()

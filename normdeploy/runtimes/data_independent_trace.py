@@ -1,4 +1,4 @@
-"""The settled integers of a trace (`settled` says what these are)."""
+"""Find the settled integers of a trace (`data_independent` defines "settled")."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from .data_independent import DataIndependent, select_feeding_integers
 
-# What they read gives them a size or a type, and no value.
+# Their input contributes its size or dtype, not its values.
 _SIZES = frozenset(
     {"sym_size", "sym_numel", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 )
-# Python's own operators: arithmetic of sizes, and the items of lists.
+# Python's operators: arithmetic of sizes, and items of lists.
 _OPERATORS = operator.add.__module__
 _INDICES = (torch.int64, torch.int32, torch.bool)
 _WIDE = (torch.float32, torch.float64)
@@ -26,10 +26,11 @@ def find_data_independent_nodes(
     """Find the settled integers of a trace.
 
     Args:
-        lifted: placeholder -> the parameter, buffer or constant that it stands for.
+        lifted: placeholder name -> its parameter, buffer or constant.
 
     Returns:
-        None of a graph that writes into its tensors: what is settled there at one node is not at the next.
+        The settled nodes. Empty for a graph that writes to its tensors: a tensor that is settled at one node may not be
+        at the next.
     """
     nodes = list(module.graph.nodes)
     if any(schema.is_mutable for schema in map(_op_schema, nodes) if schema is not None):
@@ -73,12 +74,12 @@ def _is_data_independent(
 
 
 def _is_index_or_scalar(value: Any) -> bool:
-    """Whether a constant is a single number, or holds indices: those of 8 bits and fewer may be weights."""
+    """Return whether a constant is a single number or holds indices; integers of 8 bits or fewer may be weights."""
     return isinstance(value, torch.Tensor) and (value.numel() == 1 or value.dtype in _INDICES)
 
 
 def _has_floats(value: Any) -> bool:
-    """Whether a node's value holds floats; of a list any."""
+    """Return whether a node's value is a floating or complex tensor, or a list with one."""
     if isinstance(value, list | tuple):
         return any(_has_floats(each) for each in value)
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

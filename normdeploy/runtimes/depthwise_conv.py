@@ -1,7 +1,7 @@
-"""Convolutions of single channels in float64.
+"""Compute convolutions of single channels in float64.
 
 torch has one kernel for them in float32. In float64 it runs a convolution for each channel: 19,000 calls for one run of
-MobileOne. Here each element of the kernel is one product of whole tensors:
+MobileOne. Here each element of the kernel takes one product of whole tensors:
 
     y[n, g, m, p] = b[g, m] + Σ over t of w[g, m, t] · x[n, g, stride · p + dilation · t]
 """
@@ -14,19 +14,22 @@ from typing import Any
 
 import torch
 
-# The spatial dims of each operator.
+# Number of spatial dims of each operator.
 _DIMS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
 
 
 def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torch.Tensor | None:
-    """Convolve each channel by itself; None of any other operator, type or number of channels.
+    """Convolve each channel separately.
 
     Args:
         schema: of the operator.
         args: x [N, C, *sizes], weight [C · m, 1, *kernel], bias, stride, padding, dilation, groups.
+
+    Returns:
+        y [N, C · m, *sizes], or None if the operator is not a depthwise convolution in float64 (groups = C > 1).
     """
     dims = _DIMS.get(schema.name)
-    # Without the number of groups it is one group.
+    # The default is one group.
     if dims is None or schema.overload_name or len(args) < 7:
         return None
     x, weight, bias, stride, padding, dilation, groups = args
@@ -37,10 +40,10 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
     kernel = weight.shape[2:]
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     sizes = [(n - span) // s + 1 for n, span, s in zip(padded.shape[3:], spans, stride, strict=True)]
-    # torch refuses a kernel larger than its input.
+    # torch rejects a kernel that is larger than its input.
     if min(sizes) < 1:
         return None
-    # [1, C, m, *kernel], and results [N, C, m, *sizes].
+    # Taps are [1, C, m, *kernel], results [N, C, m, *sizes].
     taps = weight.reshape(1, groups, -1, *kernel)
     total = torch.zeros(x.shape[0], groups, taps.shape[2], *sizes, dtype=x.dtype)
     for place in product(*map(range, kernel)):
@@ -56,7 +59,7 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
 
 
 def _expand_to_dims(numbers: Any, dims: int) -> list[int]:
-    """Return a number for each spatial dim; one stands for all."""
+    """Return one number per spatial dim; a single number counts for all."""
     if isinstance(numbers, int):
         every = [numbers]
     else:

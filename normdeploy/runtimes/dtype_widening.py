@@ -1,9 +1,9 @@
-"""A torch.fx graph with every floating dtype set to another: to float64 (complex to complex128), or float32 to half
+"""Change every floating dtype of a torch.fx graph: to float64 (complex to complex128), or from float32 to half
 precision.
 
-The new type is written into the dtype arguments of the nodes, so upcasts inside a half-precision model, ``arange`` and
-``full``, the dtype of a softmax and the bodies of control flow are all reached. Numbers stay as they are: float16's
-lowest value in a mask is still that.
+The new dtype is written into the dtype arguments of the nodes. This covers upcasts inside a half-precision model,
+``arange`` and ``full``, the dtype of a softmax, and the bodies of control flow. Numbers keep their values: float16's
+lowest number in a mask stays that number.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..errors import NormdeployError
 from ..loading.program_signature import traced_dtype
 
 _aten = torch.ops.aten
-# return their input itself where the dtype is right
+# They return their input itself if it already has the dtype.
 _ALIASING_CASTS = {
     "aten::to",
     "aten::type_as",
     "prims::convert_element_type",
 }
-# Operators that write a number as it is into a tensor.
+# Operators that write a number unchanged into a tensor.
 _FILLS = frozenset(
     {
         *("full", "full_like", "new_full", "scalar_tensor", "fill", "fill_", "constant_pad_nd", "pad"),
@@ -34,19 +34,23 @@ _FILLS = frozenset(
         *("hardtanh", "hardtanh_", "scatter", "scatter_"),
     }
 )
-# Operators that take the epsilon of their input's type where none is given.
+# Operators whose default epsilon depends on their input's dtype.
 _RMS_NORMS = frozenset({"aten::rms_norm", "aten::_fused_rms_norm"})
-# its place among their arguments
+# Its position among their arguments.
 _EPSILON = 3
-# torch compares a tensor with a number in the tensor's type.
+# torch compares a tensor with a number in the tensor's dtype.
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _T = TypeVar("_T")
-# the type that takes the place of one
+# Maps each dtype to its replacement.
 Kind = Callable[[torch.dtype], torch.dtype]
 
 
 def widened_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for a floating dtype, complex128 for a complex one, itself for any other."""
+    """Return the dtype's widest form.
+
+    Returns:
+        float64 for a floating dtype, complex128 for a complex one, ``dtype`` itself otherwise.
+    """
     if dtype.is_floating_point:
         return torch.float64
     if dtype.is_complex:
@@ -55,18 +59,31 @@ def widened_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def half_dtype_map(half: torch.dtype) -> Kind:
-    """``half`` for float32 and float64; itself for any other."""
+    """Make a map of dtypes to half precision.
+
+    Returns:
+        A function that maps float32 and float64 to ``half`` and other dtypes to themselves.
+    """
     return lambda dtype: half if dtype in (torch.float32, torch.float64) else dtype
 
 
 def widen_tensor(value: _T, kind: Kind = widened_dtype) -> _T:
-    """A tensor in its new dtype (itself where it is that already); anything else as it is."""
+    """Convert a tensor to the dtype that ``kind`` gives.
+
+    Returns:
+        The converted tensor (``value`` itself if it has the dtype already); a value that is not a tensor is returned
+        unchanged.
+    """
     return value.to(kind(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
 
 
 def saturate_to_half(value: _T, half: torch.dtype) -> _T:
-    """A floating tensor in ``half``, finite numbers beyond its range as its largest or lowest number; anything else as
-    it is."""
+    """Convert a float32 or float64 tensor to ``half``; finite numbers beyond its range become its largest or lowest
+    number.
+
+    Returns:
+        The converted tensor; any other value is returned unchanged.
+    """
     if not isinstance(value, torch.Tensor) or half_dtype_map(half)(value.dtype) == value.dtype:
         return value
     limit = torch.finfo(half).max
@@ -75,9 +92,9 @@ def saturate_to_half(value: _T, half: torch.dtype) -> _T:
 
 
 def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
-    """Cut the numbers that nodes of ``module`` write into tensors off at the range of ``half``, in place.
+    """Clip the numbers that nodes of ``module`` write into tensors to the range of ``half``, in place.
 
-    torch refuses to fill a half tensor with a number beyond; factors and divisors stay, since they are read in float32.
+    torch refuses to fill a half tensor with a larger number. Factors and divisors stay, since they are read in float32.
     """
     limit = torch.finfo(half).max
 
@@ -101,10 +118,16 @@ def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
 
 
 def widen_graph(module: torch.fx.GraphModule, kind: Kind = widened_dtype) -> torch.fx.GraphModule:
-    """``module`` changed in place, with the graphs of its control flow; returned for convenience.
+    """Change the dtypes of ``module`` and of its control-flow graphs, in place.
+
+    Args:
+        kind: maps each dtype to its replacement.
+
+    Returns:
+        ``module``.
 
     Raises:
-        NormdeployError: a node looks at the bits of a floating tensor.
+        NormdeployError: a node reinterprets the bits of a floating tensor.
     """
     graphs = [m for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
     for m in graphs:
@@ -135,7 +158,7 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
         _round_compared_constant(node)
     node.args = map_aggregate(node.args, partial(_widen_argument, kind))  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, partial(_widen_argument, kind))  # type: ignore[assignment]
-    # which knows no float64, leaves it alone, and warns
+    # Autocast does not know float64: it leaves it alone and warns.
     if node.target is torch.ops.higher_order.wrap_with_autocast:
         node.args = (*node.args[:2], False, *node.args[3:])
     if _op_name(node) in _ALIASING_CASTS and traced_dtype(node.args[0]) != narrow:
@@ -143,10 +166,10 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
 
 
 def _write_out_epsilon(node: torch.fx.Node) -> None:
-    """Write out the epsilon that a norm of torch takes of its type where none is given.
+    """Write out the default epsilon of a torch norm, which depends on the dtype.
 
-    In float64 it would be another number: 2.2e-16. torch takes the machine epsilon of the type in which it computes,
-    float32 for half precision (``rms_norm`` in ATen/native/layer_norm.cpp).
+    In float64 the default would change to 2.2e-16. torch takes the machine epsilon of the dtype it computes in, which
+    is float32 for half precision (``rms_norm`` in ATen/native/layer_norm.cpp).
     """
     if len(node.args) > _EPSILON:
         stated = node.args[_EPSILON]
@@ -161,7 +184,7 @@ def _write_out_epsilon(node: torch.fx.Node) -> None:
 
 
 def _round_compared_constant(node: torch.fx.Node) -> None:
-    """Round the number with which a floating tensor is compared to the tensor's type."""
+    """Round the number that a floating tensor is compared with to the tensor's dtype."""
     tensor, number = node.args
     dtype = traced_dtype(tensor)
     if isinstance(number, float) and dtype is not None and dtype.is_floating_point:
@@ -175,8 +198,9 @@ def _widen_argument(kind: Kind, value: Any) -> Any:
 
 
 def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A cast that copied has become one that returns its input: copy, lest an in-place operator after it reach the
-    input."""
+    """Copy the result of a cast that used to copy and now returns its input, lest an in-place operator after it change
+    the input.
+    """
     with graph.inserting_after(node):
         clone = graph.call_function(_aten.clone.default, (node,))
     clone.meta = dict(node.meta)
@@ -184,7 +208,7 @@ def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def _widen_attribute(module: torch.fx.GraphModule, path: str, kind: Kind) -> None:
-    """A constant that a graph holds itself instead of taking it as an argument."""
+    """Widen a constant that a graph holds as an attribute instead of an argument."""
     owner, _, name = path.rpartition(".")
     holder = module.get_submodule(owner)
     value = getattr(holder, name)

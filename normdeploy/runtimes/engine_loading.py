@@ -1,4 +1,4 @@
-"""The bytes of an engine made an engine: what every runner does before it binds memory."""
+"""Load an engine from its bytes, the step every runner takes before it binds memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError, NormdeployError
 
-# EngineInvalidityDiagnostics -> what to do
+# EngineInvalidityDiagnostics -> advice to the user
 _ADVICE = {
     "VERSION_MISMATCH": "it was built by another version; build it with the one installed here",
     "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",
@@ -21,8 +21,13 @@ _ADVICE = {
 
 
 def make_engine_loader(library: Any, log: Any) -> Any:
-    """A Runtime of TensorRT or TensorRT-RTX that loads whatever ``verify`` loads through Polygraphy: NVIDIA's own
-    plugins are registered, and a version-compatible engine may bring its runtime along."""
+    """Make a Runtime of TensorRT or TensorRT-RTX that loads the same engines as ``verify`` loads through Polygraphy.
+
+    NVIDIA's own plugins are registered, and a version-compatible engine may bring its lean runtime.
+
+    Returns:
+        The library's Runtime.
+    """
     library.init_libnvinfer_plugins(log, "")
     loader = library.Runtime(log)
     with contextlib.suppress(AttributeError):
@@ -31,9 +36,12 @@ def make_engine_loader(library: Any, log: Any) -> Any:
 
 
 def check_engine_validity(library: Any, loader: Any, engine: bytes) -> tuple[bool, str]:
-    """Whether the library thinks that the engine can run here, told from its first bytes, and what it says against it.
+    """Ask the library whether the engine can run here, judging by its first bytes.
 
-    TensorRT-RTX alone can tell; of others this is (True, ""). An engine that is valid may be told to be slow here.
+    Only TensorRT-RTX answers this; other libraries give (True, ""). A valid engine may still be reported as slow here.
+
+    Returns:
+        Whether it can run, and the library's objection or warning ("" if none).
     """
     if not hasattr(loader, "get_engine_validity"):
         return True, ""
@@ -49,10 +57,16 @@ def check_engine_validity(library: Any, loader: Any, engine: bytes) -> tuple[boo
 
 
 def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> tuple[Any, tuple[str, ...]]:
-    """The ICudaEngine of a file, and what is to be known of it on this machine.
+    """Load an engine file.
+
+    Args:
+        title: the runtime's display name.
+
+    Returns:
+        The ICudaEngine, and the library's warnings about it on this machine.
 
     Raises:
-        NormdeployError: it can't be loaded here; with the library's reason and what to do.
+        NormdeployError: it can't be loaded here; the message has the library's reason and advice.
     """
     data = path.read_bytes()
     valid, advice = check_engine_validity(library, loader, data)
@@ -72,7 +86,7 @@ def set_weight_budget(engine: Any, budget: int, name: str) -> None:
     """Let an engine keep ``budget`` bytes of its weights on the GPU and stream the others.
 
     Raises:
-        InputError: it was not built for that, or does not take the size.
+        InputError: the engine was built without weight streaming, or does not accept the size.
     """
     size = getattr(engine, "streamable_weights_size", 0)
     if not size:
@@ -88,7 +102,11 @@ def set_weight_budget(engine: Any, budget: int, name: str) -> None:
 
 
 def make_error_log(library: Any) -> Any:
-    """Collects what TensorRT says of errors, which would go to the terminal."""
+    """Make a logger that collects TensorRT's errors, which would otherwise go to the terminal.
+
+    Returns:
+        An ILogger; its ``take_errors()`` returns the messages since the last call, joined.
+    """
 
     class EngineErrorLog(library.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

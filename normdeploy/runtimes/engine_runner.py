@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX engines, bound to the memory of the caller's arrays."""
+"""Run TensorRT and TensorRT-RTX engines bound to the memory of the caller's arrays."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ _TYPES = {
 
 
 class EngineRunner(LiveRunner):
-    """An engine file, opened for inference.
+    """Engine file, opened for inference.
 
     Args:
-        path: the file; which runtime it is for is told from its first bytes.
-        device: which GPU.
+        path: the file; its first bytes tell which runtime it is for.
+        device: number of the GPU.
         stream: the CUDA stream to run on (see ``CudaStream``).
-        profile: the optimization profile; None takes the first that holds the shapes, at each call.
-        cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change;
-        TensorRT-RTX keeps its own.
+        profile: the optimization profile; None takes the first that admits the shapes, at each call.
+        cuda_graph: replay a recorded CUDA graph. TensorRT's graph is recorded again when shapes or profile change;
+            TensorRT-RTX manages its own.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
         weight_budget: bytes of streamable weights that stay on the GPU; None keeps all.
 
     Raises:
-        RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
-        InputError: the file is no engine, it has no such profile, or takes what is no tensor of numbers.
-        NormdeployError: the engine is not one for this GPU and this version.
+        RuntimeUnavailable: the package, the GPU or a CUDA library is missing.
+        InputError: the file is not an engine, has no such profile, or has an input or output of a dtype that arrays
+            can't hold.
+        NormdeployError: the engine was not built for this GPU and this version.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class EngineRunner(LiveRunner):
                 results = outputs
             else:
                 results = {name: tensor.to("cpu") for name, tensor in outputs.items()}
-            # host memory must outlast the work
+            # Host memory must stay alive until the work is done.
             self._cuda.synchronize()
             return results
 
@@ -158,7 +159,8 @@ class EngineRunner(LiveRunner):
             self._enqueue_run()
             self._cuda.synchronize()
 
-        run_once.held = bindable, outputs  # type: ignore[attr-defined]  # the context holds addresses alone
+        # The context holds only addresses, so the function keeps the tensors alive.
+        run_once.held = bindable, outputs  # type: ignore[attr-defined]
         return run_once
 
     def _run_directly(self, profile: int, tensors: Tensors) -> Tensors:
@@ -184,8 +186,11 @@ class EngineRunner(LiveRunner):
         return self._graph[1](tensors)
 
     def _bind_tensors(self, profile: int, tensors: Tensors) -> Callable[[], Tensors]:
-        """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after
-        the run."""
+        """Bind profile, shapes and addresses, in this order because each needs the one before.
+
+        Returns:
+            A function that returns the outputs after the run: some shapes are known only then.
+        """
         context = self._context
         if context.active_optimization_profile != profile:
             self._require_success(
@@ -249,12 +254,12 @@ class EngineRunner(LiveRunner):
         try:
             self._cache.save()
         finally:
-            # each needs the next to live
+            # The context needs the engine, and the engine the loader, to stay alive.
             del self._context, self._engine, self._loader
 
 
 class _EngineGraph:
-    """TensorRT's run of one profile and combination of shapes, recorded in buffers of its own."""
+    """TensorRT's run with one profile and one set of shapes, recorded with separate buffers."""
 
     def __init__(self, runner: EngineRunner, profile: int, tensors: Tensors) -> None:
         device = runner._cuda.device
@@ -265,7 +270,7 @@ class _EngineGraph:
             )
         self._inputs = {n: allocate_tensor(t.shape, t.dtype, device)[0].copy_(t) for n, t in tensors.items()}
         collect = runner._bind_tensors(profile, self._inputs)
-        # TensorRT finishes what a change of shapes has left over, which a graph must not hold
+        # The first run does the work left from a change of shapes, which a graph must not record.
         runner._enqueue_run()
         runner._cuda.synchronize()
         self._outputs = collect()
@@ -284,5 +289,5 @@ class _EngineGraph:
 
 
 def _data_address(tensor: torch.Tensor) -> int:
-    # of no elements: never read, but not null
+    # An empty tensor's memory is never read, but its address must not be null.
     return tensor.data_ptr() or allocate_tensor((0,), tensor.dtype, tensor.device)[1]

@@ -1,6 +1,7 @@
-"""Operators that round to a quantized grid, in float64: torch has them for float32 alone.
+"""Compute operators that round to a quantized grid in float64; torch has them only for float32.
 
-q = clamp(rint(x/s + z), low, high), and (q − z)·s. A model that holds them rounds itself: it is compared as it is.
+q = clamp(rint(x/s + z), low, high), dequantized (q − z)·s. A model that contains these operators rounds by design, so
+it is compared with its rounding.
 """
 
 from __future__ import annotations
@@ -16,12 +17,24 @@ _DEQUANTIZE = "quantized_decomposed::dequantize_per_"
 
 
 def rounds_to_grid(name: str) -> bool:
-    """Whether the operator of a schema's name rounds to a grid that it is given."""
+    """Return whether an operator rounds to a quantized grid.
+
+    Args:
+        name: name of the operator's schema.
+    """
     return name.startswith((_FAKE, _QUANTIZE))
 
 
 def fake_quantize_float64(name: str, args: Sequence[Any]) -> torch.Tensor | None:
-    """What the operator gives in float64; None for any other operator, or in another type than float64."""
+    """Compute a fake-quantize, quantize or dequantize operator in float64.
+
+    Args:
+        name: name of the operator's schema.
+        args: x, scale, zero point, then axis (per channel), lowest and highest code, and dtype (quantize).
+
+    Returns:
+        The result, or None for any other operator or, except to dequantize, another input dtype than float64.
+    """
     if not name.startswith((_FAKE, _QUANTIZE, _DEQUANTIZE)):
         return None
     x, scale, zero = args[:3]

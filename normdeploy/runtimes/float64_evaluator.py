@@ -1,5 +1,7 @@
-"""A file's nodes in float64, any part of them, with anything in their way replaced: what ``bisect`` asks its questions
-of, and the reference of ``verify`` where that is an ONNX file."""
+"""Evaluate any part of a file's nodes in float64, with replacements for nodes and inputs.
+
+``bisect`` runs its trials here, and ``verify`` uses it as the reference if the reference is an ONNX file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from .data_independent import DataIndependent, find_data_independent, is_index_o
 from .ort_runner import OrtRunner
 
 _OF_SHAPES = ("Shape", "Size")
-# What numpy and Python raise where operands do not fit an op: integers for floats, fractions for axes, and the like.
+# Errors that numpy and Python raise if operands do not fit an op: integers for floats, fractions for axes, and the
+# like.
 _UNFIT = (
     *(ArithmeticError, LookupError, ValueError, TypeError, AssertionError, AttributeError, MemoryError),
     StopIteration,
@@ -36,13 +39,18 @@ _UNFIT = (
 
 
 class NotEvaluated(Exception):
-    """A node can't be computed in float64, nor by onnxruntime alone."""
+    """Raised if a node can't be computed in float64, nor by onnxruntime alone."""
 
 
 @dataclass(frozen=True)
 class NodeChange:
-    """Nodes that take the place of others, and what becomes of single inputs on their way into a node: (place, index)
-    -> function; ``given``: values of tensors that the file does not have."""
+    """Replacements for an evaluation.
+
+    Attributes:
+        nodes: position -> the node to compute instead.
+        inputs: (position of the node, index of its input) -> function applied to that input.
+        given: values of tensors that the file does not have.
+    """
 
     nodes: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
     inputs: Mapping[tuple[int, int], Callable[[Array], Array]] = field(default_factory=dict)
@@ -50,7 +58,11 @@ class NodeChange:
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` without functions but this project's own, which the evaluator knows."""
+    """Inline the functions of ``proto``, except this project's own, which the evaluator knows.
+
+    Returns:
+        An inlined copy, or ``proto`` itself if there is nothing to inline.
+    """
     foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
     if foreign:
         return onnx.inliner.inline_selected_functions(proto, foreign)
@@ -58,12 +70,20 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def tensor_values(known: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the values that are tensors: a sequence is a list."""
+    """Select the values that are tensors; a sequence is a list.
+
+    Returns:
+        Name -> array.
+    """
     return {name: value for name, value in known.items() if not isinstance(value, list)}
 
 
 def inferred_dtypes(proto: onnx.ModelProto) -> dict[str, np.dtype]:
-    """Return the dtype of each tensor that inference knows."""
+    """Infer the dtypes of the graph's tensors.
+
+    Returns:
+        Name -> numpy dtype, for each tensor whose type inference knows.
+    """
     return {
         name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         for name, (kind, _) in infer_types(proto).items()
@@ -72,7 +92,7 @@ def inferred_dtypes(proto: onnx.ModelProto) -> dict[str, np.dtype]:
 
 
 class Float64Evaluator:
-    """The main graph of ``proto``, its nodes named by their places.
+    """Main graph of ``proto``; its nodes are identified by their positions.
 
     Args:
         types: tensor -> dtype in the file, for nodes that only onnxruntime can run.
@@ -85,9 +105,9 @@ class Float64Evaluator:
         self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
         self.weights = {t.name: t for t in proto.graph.initializer}
         self.inputs = {v.name for v in proto.graph.input} - set(self.weights)
-        # fixed by the file
+        # Tensors that the file fixes.
         self.constants = set(self.weights)
-        # constants, and what is computed from shapes and constants alone
+        # Constants, and tensors computed from shapes and constants alone.
         self.sizes = set(self.weights)
         for node in self.nodes:
             read = self.read_names(node)
@@ -98,9 +118,9 @@ class Float64Evaluator:
         self.settled = self._find_data_independent()
         self._wide: dict[str, Array] = {}
         self._bodies: dict[tuple[str, str], Float64Evaluator] = {}
-        # What onnxruntime ran in the file's own types, by the first output: nodes without a float64 form.
+        # First output -> node that has no float64 form and ran in onnxruntime in the file's own types.
         self.narrow: dict[str, onnx.NodeProto] = {}
-        # The first outputs of nodes for which it has no float64 kernel either.
+        # First outputs of nodes for which onnxruntime has no float64 kernel either.
         self._without_kernel: set[str] = set()
 
     def _find_data_independent(self) -> DataIndependent[int]:
@@ -111,12 +131,16 @@ class Float64Evaluator:
         return find_data_independent(nodes, reads, self.types, given)
 
     def apply_stated_types(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
-        """Return the operands of a node of the file, settled floats as the file's types have them where it makes
-        integers of them.
+        """Round the operands of a node that turns settled floats into integers, as the file's types do.
+
+        A node that computes settled floats is also evaluated in the file's types.
 
         Args:
             inputs: the operands in float64.
-            stated: settled floats so far, each rounded to its type; what this node makes of them is added.
+            stated: settled floats so far, each rounded to its type; the outputs of a settled float node are added.
+
+        Returns:
+            The rounded operands for a node that turns settled floats into integers; ``inputs`` for any other node.
         """
         if place not in self.settled.integers | self.settled.floats:
             return inputs
@@ -137,14 +161,22 @@ class Float64Evaluator:
         return inputs
 
     def read_names(self, node: onnx.NodeProto) -> list[str]:
-        """Names of tensors of the main graph, those that the node's bodies see among them."""
+        """List the tensors of the main graph that a node reads, including reads of its bodies.
+
+        Returns:
+            Names without repetition.
+        """
         outer = self.makers.keys() | self.weights.keys() | self.inputs if node.attribute else ()
         return list(
             dict.fromkeys([*filter(None, node.input), *sorted(name for name in captured_names(node) if name in outer)])
         )
 
     def nodes_between(self, ends: Iterable[str], stops: Collection[str] = ()) -> list[int]:
-        """The places of the nodes that ``ends`` are computed by from ``stops``, in order."""
+        """Find the nodes that compute ``ends`` from ``stops``.
+
+        Returns:
+            Positions of the nodes, in order.
+        """
         nodes: set[int] = set()
         stack = list(ends)
         while stack:
@@ -158,11 +190,17 @@ class Float64Evaluator:
     def evaluate_nodes(
         self, places: Sequence[int], known: Arrays, change: NodeChange | None = None
     ) -> dict[str, Array]:
-        """Arrays in float64 (integers as they are) of everything that ``places`` write, and ``known``, which is not
-        computed anew.
+        """Compute the outputs of the nodes at ``places``.
+
+        Args:
+            known: values of tensors, which are not computed again.
+            change: replacements for nodes and inputs.
+
+        Returns:
+            Name -> float64 array (integers keep their type), including ``known`` and given values.
 
         Raises:
-            NotEvaluated: something that is read can't be computed.
+            NotEvaluated: a node or a tensor that it reads can't be computed.
         """
         change = change or NodeChange()
         results = {**known, **change.given}
@@ -184,6 +222,14 @@ class Float64Evaluator:
         return results
 
     def tensor_value(self, name: str, known: Arrays) -> Array:
+        """Get a tensor's value from ``known``, the weights, or the constant nodes.
+
+        Returns:
+            The array, floats in float64.
+
+        Raises:
+            NotEvaluated: the tensor is not constant and not in ``known``.
+        """
         if name in known:
             return known[name]
         if name not in self._wide:
@@ -196,10 +242,13 @@ class Float64Evaluator:
         return self._wide[name]
 
     def fixed_value(self, name: str, kinds: str) -> Array | None:
-        """Return a constant in float64, integers as they are; None where it is not fixed, or can't be computed.
+        """Compute a constant.
 
         Args:
-            kinds: of dtype it may be, as numpy names them: "f" or "iub".
+            kinds: allowed kinds of dtype, as numpy names them: "f" or "iub".
+
+        Returns:
+            The array, floats in float64; None if it is not constant, can't be computed, or has another kind.
         """
         if not name or name not in self.constants:
             return None
@@ -212,7 +261,10 @@ class Float64Evaluator:
         return np.asarray(value)
 
     def evaluate_node(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Arrays) -> Sequence[Any]:
-        """What one node writes, in float64 where it is floating: arrays, lists of them, None for what it leaves out.
+        """Compute one node.
+
+        Returns:
+            Its outputs: arrays (floats in float64), lists of arrays for sequences, None for an omitted output.
 
         Raises:
             NotEvaluated: it can't be computed.
@@ -237,16 +289,16 @@ class Float64Evaluator:
             return self._run_in_runtime(node, inputs, known)
         except _UNFIT as error:
             try:
-                # What ONNX leaves open, such as an axis that is named twice, a runtime may still compute.
+                # A runtime may still compute cases that ONNX leaves undefined, such as an axis that is named twice.
                 return self._run_in_runtime(node, inputs, known)
             except NotEvaluated:
                 pass
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
     def _run_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Arrays) -> Sequence[Array | None]:
-        """Run control flow with its bodies in float64; where its form is not known here, onnxruntime runs it."""
+        """Run control flow with its bodies in float64; onnxruntime runs a form that is not implemented here."""
 
-        # A node that takes another's place has bodies of its own: each is made once for all rounds.
+        # A replacement node has bodies of its own: each evaluator is made once for all iterations.
         bodies: dict[str, Float64Evaluator] = {}
         around: dict[str, list[str]] = {}
 
@@ -274,7 +326,7 @@ class Float64Evaluator:
             return self._run_in_runtime(node, inputs, known)
 
     def _body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
-        """Return a body of a node: made once for a node of the file, anew for one that takes its place."""
+        """Return the evaluator of a body; cached for a node of the file, made anew for a replacement."""
         first = next(filter(None, node.output))
         if not self._is_file_node(node):
             return self._make_body_evaluator(node, name)
@@ -283,7 +335,7 @@ class Float64Evaluator:
         return self._bodies[first, name]
 
     def _is_file_node(self, node: onnx.NodeProto) -> bool:
-        """Whether a node is the file's, and none that takes its place."""
+        """Return whether a node belongs to the file and is not a replacement."""
         return node is self.nodes[self.makers[next(filter(None, node.output))]]
 
     def _make_body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
@@ -303,13 +355,13 @@ class Float64Evaluator:
             self.narrow[next(filter(None, node.output))] = node
             model = extract_nodes(self, [node], [name for name in node.output if name], feeds)
             if any(self.types.get(name, value.dtype) != value.dtype for name, value in feeds.items()):
-                # What it reads is not of the file's types, so what it writes is not either.
+                # Its inputs do not have the file's types, so its outputs do not either.
                 for output in model.graph.output:
                     output.ClearField("type")
             try:
                 ran = self._run_single_node(model, feeds)
             except RuntimeError as error:
-                # onnxruntime's Python binding refuses a sequence in its own words.
+                # onnxruntime's Python binding rejects a sequence with a RuntimeError of its own.
                 raise NotEvaluated(f"{node.op_type} {node.name!r} makes a sequence, and has no float64 form") from error
             except (GraphError, InputError, RuntimeUnavailable) as error:
                 raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
@@ -319,7 +371,11 @@ class Float64Evaluator:
         ]
 
     def _run_float64_kernel(self, node: onnx.NodeProto, given: Arrays) -> RunResult | None:
-        """Run one node in onnxruntime's own float64 kernel; None where it has none for the op."""
+        """Run one node in onnxruntime's own float64 kernel.
+
+        Returns:
+            Output name -> array, or None if onnxruntime has no such kernel for the op.
+        """
         first = next(filter(None, node.output))
         if first in self._without_kernel or not is_standard(node) or any(a.HasField("g") for a in node.attribute):
             return None
@@ -337,7 +393,11 @@ class Float64Evaluator:
             return runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
 
     def round_to_file_type(self, name: str, value: Array) -> Array:
-        """``value`` in the type that ``name`` has in the file."""
+        """Convert ``value`` to the dtype that the tensor ``name`` has in the file.
+
+        Returns:
+            The converted array; for an unknown tensor, float64 becomes float32.
+        """
         with np.errstate(all="ignore"):
             dtype = self.types.get(name, np.dtype(np.float32) if value.dtype == np.float64 else value.dtype)
             return np.asarray(value).astype(dtype)
@@ -352,10 +412,15 @@ def _attribute_array(value: Any) -> Any:
 def extract_nodes(
     exact: Float64Evaluator, nodes: Sequence[onnx.NodeProto], ends: Sequence[str], given: Arrays
 ) -> onnx.ModelProto:
-    """``nodes`` of a file as a model of their own that returns ``ends``.
+    """Build a model of some nodes of a file that returns ``ends``; weights and called functions are included.
 
-    ``given``: in the file's types, what they read and do not write. Constants among it become initializers, the rest
-    inputs of these very shapes. Weights and the functions that are called come along.
+    Args:
+        nodes: nodes of the file, in order.
+        ends: names of the model's outputs.
+        given: values, in the file's types, of tensors that the nodes read and do not write.
+
+    Returns:
+        The model. Constants in ``given`` are initializers; other given tensors are inputs of the given shapes.
     """
     model = onnx.ModelProto(ir_version=exact.proto.ir_version, opset_import=exact.proto.opset_import)
     model.producer_name = "normdeploy bisect"
@@ -390,13 +455,15 @@ def _elem_type(dtype: np.dtype) -> int:
 def with_float32_island(
     proto: onnx.ModelProto, places: Collection[int], types: Mapping[str, np.dtype]
 ) -> onnx.ModelProto:
-    """A copy in which the nodes at ``places`` compute in float32 what they computed in half precision, between Casts.
+    """Copy a model so that the nodes at ``places`` compute in float32 instead of half precision, between Casts.
 
-    What one of them gives another stays float32; what others read, and outputs of the graph, has its own type as
-    before.
+    Values between these nodes stay float32. Values that other nodes read, and graph outputs, keep their types.
+
+    Returns:
+        The changed copy.
 
     Raises:
-        GraphError: one of them has a body that holds half precision.
+        GraphError: one of the nodes has a body that contains half precision.
     """
     halves = {form.dtype: form.onnx for form in FORMATS.values()}
     proto = copy_model(proto)

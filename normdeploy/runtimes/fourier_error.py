@@ -1,13 +1,13 @@
-"""What Fourier transforms round, and where a NaN goes in them.
+"""Bound the rounding error of Fourier transforms, and spread NaN through them.
 
-A bin is a sum of n products x[k]·w^k. Added up directly it is off by u·√n/3 of the size of such sums, a fast transform
-by less (u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). That size is the same
-for all bins of a frame: ‖x‖₂, which is the root mean square of the bins (Parseval). A bin that cancels, such as every
-one but the first of a constant frame, is off by as much as the others. A file may write a transform as a product with a
-matrix, so the direct sum is what is drawn.
+A bin is a sum of n products x[k]·w^k. Direct summation is off by u·√n/3 of the size of such sums. A fast transform is
+off by less (u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). That size is the
+same for all bins of a frame: ‖x‖₂, the root mean square of the bins (Parseval). So a bin that cancels, such as every
+bin but the first of a constant frame, is off by as much as the others. A file may write a transform as a matrix
+product, so the roundings of the direct sum are drawn.
 
-Every bin reads every sample. Kernels leave out products with 0, so where one sample is NaN or infinite the imaginary
-part of the first bin may be NaN or 0; in float64 here all are NaN.
+Every bin reads every sample. Kernels leave out products with 0, so if one sample is NaN or infinite, the imaginary part
+of the first bin may be NaN or 0. In float64 here, all bins become NaN.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from typing import Any
 
 import torch
 
-# Operators over one axis, which is their third argument, the last where none is given.
+# Operators over one axis: the third argument, or the last axis by default.
 _OVER_ONE = frozenset(f"fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"))
 _OVER_TWO = frozenset(f"fft_{name}" for name in ("fft2", "ifft2", "rfft2", "irfft2"))
 _OVER_SOME = frozenset(f"fft_{name}" for name in ("fftn", "ifftn", "rfftn", "irfftn"))
-# The operators below these name their axes second.
+# The lower-level operators take their axes as the second argument.
 _KERNELS = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r"})
 _SHORT_TIME = "stft"
 INVERSE_SHORT_TIME = "istft"
 
 
 def find_transformed_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[int] | None:
-    """Return the axes of ``result`` that a Fourier transform made; None of any other operator.
+    """Find the axes of ``result`` that a Fourier transform computed; for a short-time transform, the axis of the bins.
 
-    The axes of a short-time transform are those of the bins.
+    Returns:
+        Axes, nonnegative; None for any other operator.
     """
     if not isinstance(result, torch.Tensor) or not result.dim():
         return None
     if op == _SHORT_TIME:
-        # [..., bins, frames] of complex numbers, and a last axis of two where these are pairs.
+        # The result is complex [..., bins, frames], or real [..., bins, frames, 2].
         return [result.dim() - (2 if result.is_complex() else 3)]
     axes = _transform_axes(op, args, kwargs, result.dim())
     if axes is None:
@@ -61,9 +62,16 @@ def _transform_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], ran
 
 
 def frame_roundings(x: torch.Tensor, result: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    """Return the roundings of each element of a transform in units of u: √n/3 times the root mean square of its frame.
+    """Compute the roundings of each element of a transform: √n/3 times the root mean square of its frame.
 
-    A transform of n real samples may hold no more than n/2 bins, so n is taken as twice the elements of a frame.
+    A transform of n real samples may have only n/2 bins, so n is taken as twice the number of elements of a frame.
+
+    Args:
+        x: the transform's input.
+        axes: the axes of ``result`` that were transformed.
+
+    Returns:
+        Errors in units of u, with the shape of ``result``.
     """
     pairs = axes and not result.is_complex() and result.dim() > x.dim() + 1
     size = result.abs().square()
@@ -82,7 +90,11 @@ def _count_along_axes(value: torch.Tensor, axes: Sequence[int]) -> int:
 
 
 def spread_nan(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """Return ``result`` with NaN in every bin of a frame of which one is not finite; itself of any other operator."""
+    """Set every bin of a frame to NaN if one of its bins is not finite.
+
+    Returns:
+        The changed result; ``result`` itself for any operator but a Fourier transform.
+    """
     axes = find_transformed_axes(op, args, kwargs, result)
     if axes is None or not isinstance(result, torch.Tensor):
         return result

@@ -1,8 +1,8 @@
-"""Asks runtimes how they take a norm: each gets it as a small model (`normdeploy.graphs.norm_extraction`). Nothing is
-looked up in a list of ours.
+"""Ask the runtimes how they run a norm. Each gets it as a small model (`normdeploy.graphs.norm_extraction`); no table
+of ours is used.
 
-onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's
-parser makes a network of it, in a process of its own, since some of its failures abort the process.
+onnxruntime opens a session and reports the ops it will run, before and after its own optimizations. TensorRT's parser
+builds a network in a separate process, since some of its failures abort the process.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..storage.onnx_domains import qualified_op
 from .ort_runner import explain_missing_cuda
 from .trt_runner import PACKAGES, TITLES, describe_missing_runtime
 
-# no norm's op, and onnxruntime puts in and takes out Casts of its own
+# These are not ops of a norm, and onnxruntime adds and removes Casts itself.
 _TRANSPARENT = {
     "Constant",
     "Identity",
     "Cast",
     "CastLike",
 }
-# for the parser to read the norms of a file, which takes it a tenth of one
+# Seconds for the parser to read the norms of a file; it usually needs a tenth of a second.
 _SECONDS = 60
 
 
 @dataclass(frozen=True)
 class KernelSupport:
-    """What one runtime makes of one model; the fields are those of `normdeploy.findings.records.RuntimeSupport`."""
+    """Answer of one runtime about one model; the fields are those of `normdeploy.findings.records.RuntimeSupport`."""
 
     verdict: Verdict
     parts: tuple[str, ...] = ()
@@ -50,14 +50,18 @@ class KernelSupport:
 
 @dataclass(frozen=True)
 class RuntimeAnswers:
-    """One runtime and its answer to each model."""
+    """Answers of one runtime, one for each model."""
 
     runtime: str
     answers: tuple[KernelSupport, ...]
 
 
 def query_runtimes(models: Sequence[onnx.ModelProto]) -> tuple[list[RuntimeAnswers], list[str]]:
-    """Show ``models`` to every runtime that is here; also why others were not asked."""
+    """Ask every installed runtime about ``models``.
+
+    Returns:
+        The answers of each runtime, and the reasons why other runtimes were not asked.
+    """
     asked = [RuntimeAnswers(f"onnxruntime {ort.__version__} CPU", tuple(_query_onnxruntime(m, "cpu") for m in models))]
     notes = []
     if reason := explain_missing_cuda():
@@ -82,7 +86,7 @@ def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
         plain, places = _optimize_in_session(model, provider, optimize=False)
         optimized, _ = _optimize_in_session(model, provider, optimize=True)
     except Exception as error:
-        # onnxruntime's exceptions share no base class
+        # onnxruntime's exceptions share no base class.
         message = " ".join(str(error).split("Bad node spec")[0].split())
         return KernelSupport(
             "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message).removeprefix("Fatal error: ")
@@ -105,7 +109,11 @@ def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
 def _optimize_in_session(
     model: onnx.ModelProto, provider: str, *, optimize: bool
 ) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
-    """The graph that onnxruntime makes of ``model``, and where it runs each op."""
+    """Open ``model`` in a session.
+
+    Returns:
+        The graph that onnxruntime makes of it, and (op, execution provider) of each node.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "norm.onnx"
         made = open_session(
@@ -125,12 +133,20 @@ def _optimize_in_session(
 
 
 def query_parser(model: onnx.ModelProto, runtime: str) -> RuntimeAnswers | str:
-    """Show a whole file to the parser of TensorRT or TensorRT-RTX; the reason where it is not installed here."""
+    """Show a whole file to the parser of TensorRT or TensorRT-RTX.
+
+    Returns:
+        The parser's answer, or the reason why the runtime is not installed here.
+    """
     return describe_missing_runtime(runtime, gpu=runtime == "tensorrt") or query_tensorrt([model], runtime)
 
 
 def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAnswers:
-    """The parser's layers; where it takes its process down, another one goes on behind the model that did it."""
+    """Ask the parser for its layers. If a model ends the parser's process, a new process continues after that model.
+
+    Returns:
+        The runtime with its version and an answer for each model.
+    """
     answers: list[KernelSupport] = []
     version = ""
     while len(answers) < len(models):
@@ -149,6 +165,11 @@ def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAn
 
 
 def run_parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[str, Any]], str]:
+    """Run the parser's process on ``models`` (`parser_process`).
+
+    Returns:
+        The JSON objects that it wrote before it ended, and how it ended: its exit code or a timeout.
+    """
     request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
     command = child_process.module_command("normdeploy.runtimes.parser_process")
     environment = child_process.child_environment()

@@ -1,4 +1,4 @@
-"""The lifecycle of a runner: open, entered at most once, closed; one call at a time."""
+"""Manage the lifecycle of a runner: opened, entered at most once, closed; one call at a time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ if TYPE_CHECKING:
 
 
 class LiveRunner:
-    """What ``normdeploy.open_runner`` gives: a model that stays loaded until the context is left.
+    """Model that stays loaded until the context is left, as ``normdeploy.open_runner`` returns it.
 
-    ``inputs`` and ``outputs`` say what it takes and gives. Calls from several threads wait for each other; open a
-    runner for each thread to run them side by side.
+    Calls from several threads wait for each other. Open a runner for each thread to run them in parallel.
+
+    Attributes:
+        inputs: names, dtypes and shapes of the inputs.
+        outputs: names, dtypes and shapes of the outputs.
+        notes: warnings about the file on this machine.
     """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    # what is to be known of the file on this machine
+    # Warnings about the file on this machine.
     notes: tuple[str, ...] = ()
-    # whether numpy arrays need not become tensors
+    # True if numpy arrays are passed on without conversion to tensors.
     _takes_arrays = False
 
     def __init__(self) -> None:
@@ -38,14 +42,13 @@ class LiveRunner:
         """Run the model once.
 
         Args:
-            feeds: input name -> numpy array, torch tensor, or array that speaks DLPack or __cuda_array_interface__.
-                Nothing is converted, and nothing copied where it lies on the runner's device and is contiguous; none is
-                changed.
+            feeds: input name -> numpy array, torch tensor, or array that supports DLPack or __cuda_array_interface__.
+                Nothing is converted or changed. A contiguous array on the runner's device is not copied.
 
         Returns:
-            output name -> numpy array where every input is one, else torch tensor: on the runner's device where an
-            input lies there, else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls leave these
-            alone.
+            output name -> numpy array if every input is one, else torch tensor. Tensors are on the runner's device if
+            an input is there, else on the CPU. bfloat16 in numpy is ``ml_dtypes.bfloat16``. Later calls do not change
+            these arrays.
 
         Raises:
             InputError: names, dtypes, ranks or shapes do not fit, before anything runs; or the runtime fails on these
@@ -59,11 +62,13 @@ class LiveRunner:
             return match_input_types(feeds, self._run_tensors(check_tensor_feeds(self.name, feeds, self.inputs)))
 
     def prepare(self, feeds: Mapping[str, Any]) -> Callable[[], None]:
-        """The run alone, of inputs that are checked and bound once: what is timed. It ends when the outputs stand on
-        the runner's device.
+        """Check and bind the inputs once, so that only the run itself is left to time.
+
+        Returns:
+            A function that runs the model; it returns when the outputs are on the runner's device.
 
         Raises:
-            InputError: as ``infer``.
+            InputError: as for ``infer``.
             NormdeployError: the runner is closed.
         """
         with self._lock:

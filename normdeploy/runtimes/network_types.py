@@ -1,9 +1,8 @@
-"""Is a network what was asked for? The element types that TensorRT's parser gave each tensor, against those that the
-ONNX file states.
+"""Compare the element types that TensorRT's parser gave each tensor with those in the ONNX file.
 
-Runs in the builder's process, on the network as parsed: no GPU is needed. A strongly typed network keeps these types in
-the engine; one that is not may be built in other ones, which is refused. An engine of the wrong precision is right in
-its numbers and wrong in its speed and memory, so nothing but a look at the types shows it.
+Runs in the builder's process, on the parsed network, and needs no GPU. A strongly typed network keeps these types in
+the engine. A weakly typed one may be built in other types, so it is refused. An engine of the wrong precision computes
+correct numbers but misses its speed and memory, so only a check of the types detects it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ _HEAVY = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM",
 
 @dataclass(frozen=True)
 class NetworkTypes:
-    """What a network computes in; true where it is what was asked.
+    """Floating types that a network computes in; true if they are as requested.
 
-    ``layers``: floating type -> number of layers that give it; ``heavy`` the same of matrix products and convolutions;
-    ``wrong`` says what is not as asked, one line each.
+    Attributes:
+        layers: floating type -> number of layers with an output of that type.
+        heavy: the same for matrix products and convolutions only.
+        wrong: deviations from the request, one line each.
     """
 
     layers: dict[str, int] = field(default_factory=dict)
@@ -41,8 +42,11 @@ def check_network_types(trt: Any, network: Any, precision: str, stated: Mapping[
         trt: the module, tensorrt or tensorrt_rtx.
         network: its INetworkDefinition.
         precision: "fp16" or "bf16".
-        stated: tensor -> type ("float16", ...) by the file, its inputs, outputs and inner tensors. The parser keeps
-            most names; tensors that the network does not have under the same name are not compared.
+        stated: tensor -> type ("float16", ...) in the file, for its inputs, outputs and inner tensors. The parser keeps
+            most names; tensors that the network lacks under the same name are not compared.
+
+    Returns:
+        The network's types and the deviations.
     """
     wrong: list[str] = []
     if not _is_strongly_typed(trt, network):
@@ -80,8 +84,10 @@ def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, st
 
 
 def _is_strongly_typed(trt: Any, network: Any) -> bool:
-    """TensorRT 11 and TensorRT-RTX, which have lost the builder flags that weakly typed networks need, know no other
-    networks."""
+    """Return whether the network is strongly typed.
+
+    TensorRT 11 and TensorRT-RTX have no other networks: they dropped the builder flags that weakly typed networks need.
+    """
     if not hasattr(trt.BuilderFlag, "FP16"):
         return True
     return bool(network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -1,10 +1,9 @@
-"""An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types
-put back at random.
+"""Run an ONNX file as the reference of a comparison: in float64, or with random roundings of the file's own types.
 
-The same as ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` are for a PyTorch model. A node that
-the evaluator does not know is run by onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes`
-names it. Its result is rounded in the reference as in the file. Where nothing is known of what cancels inside, each
-element is drawn off by the roundings of two runs of its k nodes, √(2k)·u of the largest element.
+For a PyTorch model, ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do the same. A node that the
+evaluator does not know runs in onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names
+it. Its result is rounded in the reference as in the file. The cancellation inside such a node is unknown, so each
+element is disturbed by the roundings of two runs of its k nodes: √(2k)·u of the largest element.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ from .underflow import round_underflow
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# as in `rounding_noise`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the
-# operand,
-# in roundings
+# As in `rounding_noise`: ops that round nothing, ops that round once, and ops whose error is relative to 1 or to the
+# operand, in roundings.
 _EXACT = split_op_names("""
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
     ScatterND
@@ -51,10 +49,10 @@ _EXACT = split_op_names("""
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
     """)
 _ONE_ROUNDING = split_op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
-# IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
+# IEEE 754 rounds these correctly. A result that fits in a dozen bits is then exact, and hardly by chance.
 _CORRECTLY_ROUNDED = split_op_names("Add Sub Mul Div")
 _AS_ONE = split_op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
-# Which inputs are the states that they begin with: gates are as exact as 1, and multiply these.
+# Positions of the initial states: gates are as exact as 1, and they multiply the states.
 _STATES = {"GRU": (5,), "LSTM": (5, 6)}
 _AS_OPERAND = split_op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
 _CENTERED = frozenset(
@@ -62,15 +60,15 @@ _CENTERED = frozenset(
 )
 _SEQUENCES = split_op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
-# Of usual operands these give numbers below the smallest normal one.
+# Common operands make these ops return numbers below the smallest normal one.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-# elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+# Parameters with more elements are not disturbed, nor are single numbers: an epsilon or exponent is exact.
 _SMALL = 2**16
-# Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
+# Unit roundoff -> smallest normal number. Only float16's range is narrow enough to matter.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
 _SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
-# of equal values, which any order may take; any other number absorbs it
+# Separates equal values, which may be sorted in any order; any other number absorbs it.
 _APART = 1e-300
 
 _Read = Callable[[onnx.NodeProto, list[Any]], list[Any]]
@@ -79,10 +77,10 @@ _RunBody = Callable[["OnnxFloat64Runner", Arrays], RunResult]
 
 
 class OnnxFloat64Runner(HeldRunner):
-    """The main graph of ``proto``, its weights loaded, in float64; floating outputs come so.
+    """Main graph of ``proto`` in float64, its weights loaded; floating outputs are float64.
 
     Raises:
-        GraphError: a function that the file calls can't be written out.
+        GraphError: a function that the file calls can't be inlined.
     """
 
     name = Float64Runner.name
@@ -103,12 +101,16 @@ class OnnxFloat64Runner(HeldRunner):
         named = set(self._outputs).union(*reads.values())
         floats = [dtype for name, dtype in types.items() if name in named and is_floating(dtype)]
         self.unit = max(map(unit_roundoff, floats), default=0.0)
-        # How a body of control flow is run: as the run around it.
+        # Runs a body of control flow in the same way as the graph around it.
         self._inside: _RunBody = OnnxFloat64Runner.infer
         self._bodies: dict[tuple[str, str], OnnxFloat64Runner] = {}
 
     def describe_narrow_nodes(self, within: str = "") -> list[str]:
-        """Name what onnxruntime ran in the file's own types so far: "DFT 'd' in then_branch of If 'c'"."""
+        """List the nodes that onnxruntime ran in the file's own types so far.
+
+        Returns:
+            Descriptions such as "DFT 'd' in then_branch of If 'c'".
+        """
         named = [_describe_node(node) + within for node in self._exact.narrow.values()]
         for (output, body), runner in self._bodies.items():
             node = self._exact.nodes[self._exact.makers[output]]
@@ -116,7 +118,11 @@ class OnnxFloat64Runner(HeldRunner):
         return named
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model in float64.
+
+        Returns:
+            Output name -> array; floating outputs are float64.
+
         Raises:
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
@@ -124,7 +130,10 @@ class OnnxFloat64Runner(HeldRunner):
         return self._run_nodes(feeds, OnnxFloat64Runner.infer)
 
     def run_and_find_overflow(self, feeds: Arrays) -> tuple[RunResult, dict[str, float]]:
-        """The same, with the tensors whose numbers the file's float16 does not hold, and the largest of each.
+        """Run the model in float64 and find the tensors with numbers beyond the range of the file's float16.
+
+        Returns:
+            Outputs as from ``infer``, and tensor name -> its largest finite magnitude, for each tensor that overflows.
 
         Raises:
             InputError: inputs are missing or unknown.
@@ -142,8 +151,13 @@ class OnnxFloat64Runner(HeldRunner):
         return self._run_nodes(feeds, OnnxFloat64Runner.infer, write=record_overflow), beyond
 
     def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
-        """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
-        numbers stay: an epsilon or exponent is what it is."""
+        """Run the model with every input and weight changed at random by up to ``unit``, relative.
+
+        Outputs that change much are ill-conditioned. Single numbers are not changed: an epsilon or exponent is exact.
+
+        Returns:
+            Outputs as from ``infer``.
+        """
         rng = np.random.default_rng(seed)
 
         def perturb_value(value: Any) -> Any:
@@ -165,15 +179,24 @@ class OnnxFloat64Runner(HeldRunner):
         )
 
     def _is_perturbable(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
-        """Whether an input may be disturbed: not an exponent, the scales of a Resize or the end of a Range, which say
-        what is computed; of constants those of several elements, ``most`` at the most."""
+        """Return whether an input of a node may be disturbed.
+
+        Exponents, the scales of a Resize and the inputs of a Range may not, since they define the computation. A
+        constant may if it has more than one element and at most ``most``.
+        """
         if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
             return False
         return node.input[place] not in self._exact.constants or 1 < np.size(value) <= most
 
     def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
-        """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
-        wider one."""
+        """Run the model once with random roundings, different ones for each ``seed``.
+
+        Args:
+            half: rounds float32 and float64 tensors of the file in this dtype; None keeps the file's types.
+
+        Returns:
+            Outputs as from ``infer``.
+        """
         if half is not None:
             kind = _HALVES.get(half)
         else:
@@ -195,7 +218,7 @@ class OnnxFloat64Runner(HeldRunner):
 
         return self._run_nodes(
             feeds,
-            # Each round of a loop rounds otherwise.
+            # Each iteration of a loop draws other roundings.
             lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half),
             read=add_input_noise,
             write=noise.add_output_noise,
@@ -204,10 +227,12 @@ class OnnxFloat64Runner(HeldRunner):
         )
 
     def run_in_half(self, feeds: Arrays, half: torch.dtype | None) -> RunResult:
-        """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it
-        node by node.
+        """Run the model with each result rounded to its own type, or to ``half`` if its type is wider.
 
-        Outputs come in these types.
+        This is the result of a correct runtime that computes node by node.
+
+        Returns:
+            Output name -> array in the rounded type.
         """
         if half is None:
             narrow = None
@@ -235,7 +260,7 @@ class OnnxFloat64Runner(HeldRunner):
             lambda body, given: body.run_in_half(given, half),
             read=round_constants,
             write=lambda node, inputs, name, value: round_value(name, value),
-            # All are as they are stated there.
+            # Every tensor already has its stated type in this run.
             settled=False,
         )
         with np.errstate(all="ignore"):
@@ -253,12 +278,13 @@ class OnnxFloat64Runner(HeldRunner):
         write: _Write = lambda node, inputs, name, value: value,
         settled: bool = True,
     ) -> RunResult:
-        """
+        """Run the nodes in order.
+
         Args:
             inside: runs a body of control flow.
-            read: changes what a node reads.
-            write: changes a floating result of a node, given what it read.
-            settled: whether integers that no data reaches are those of the file's own types.
+            read: changes the operands of a node.
+            write: changes a floating result of a node, given its operands.
+            settled: compute integers that no data reaches in the file's own types.
         """
         check_names(self.name, feeds, sorted(self._exact.inputs))
         self._inside = inside
@@ -297,13 +323,17 @@ class OnnxFloat64Runner(HeldRunner):
         self._drop_read(place, node, values)
 
     def _drop_read(self, place: int, node: onnx.NodeProto, values: dict[str, Array]) -> None:
-        """Forget what no later node reads."""
+        """Free the tensors that no later node reads."""
         for name in {*node.input, *node.output}:
             if self._last.get(name, -1) <= place and name not in self._outputs:
                 values.pop(name, None)
 
     def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
-        """Run control flow as the rest is run; False where its form is not known here, and onnxruntime has to."""
+        """Run control flow in the same way as the other nodes.
+
+        Returns:
+            False if the form is not implemented here and onnxruntime has to run it.
+        """
 
         def run_body(name: str, given: Sequence[Any]) -> list[Any]:
             body = self._body_runner(node, name)
@@ -332,7 +362,7 @@ class OnnxFloat64Runner(HeldRunner):
 
 
 class _RoundingNoise:
-    """Random roundings: r + u·ξ·(|r| + a), as ``rounding_noise`` has them."""
+    """Draw random roundings r + u·ξ·(|r| + a), as in ``rounding_noise``."""
 
     def __init__(
         self,
@@ -348,7 +378,11 @@ class _RoundingNoise:
         self.random = rng
 
     def unit_roundoff(self, name: str, node: onnx.NodeProto) -> float:
-        """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""
+        """Return the unit roundoff of a tensor.
+
+        Returns:
+            u of its dtype (or of the narrower half); 0 if its node rounds nothing or it is not floating.
+        """
         own = self._types.get(name, np.dtype(np.float32))
         chooses = node.op_type in ("Resize", "Upsample") and not _is_interpolating(node)
         if node.op_type in _EXACT or chooses or not is_floating(own):
@@ -356,18 +390,37 @@ class _RoundingNoise:
         return unit_roundoff(self._half if self._half is not None and own in (np.float32, np.float64) else own)
 
     def add_noise(self, value: Any, unit: float, apart: float = 0.0, extra: Any = 0.0) -> Any:
+        """Add a random rounding to each element of a float64 array.
+
+        Args:
+            unit: unit roundoff.
+            apart: absolute noise that separates equal values.
+            extra: magnitudes added to |value| before scaling by ``unit``.
+
+        Returns:
+            The changed array; any other value is returned unchanged.
+        """
         if not _is_float64(value):
             return value
         drawn = self._rng.uniform(-1, 1, value.shape)
-        # Below the smallest normal number the type has one spacing, down to 0; no number changes its sign.
+        # Below the smallest normal number, the type's spacing is constant down to 0. No number changes its sign.
         absolute = np.abs(value)
         size = np.maximum(absolute, np.minimum(_SMALLEST_NORMAL.get(unit, 0.0), absolute / unit))
         return value + np.nan_to_num(unit * drawn * (size + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
 
     def add_output_noise(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
+        """Add the roundings of the op to one of its results.
+
+        Args:
+            inputs: the node's operands.
+            name: the output's name.
+
+        Returns:
+            The changed value.
+        """
         unit = self.unit_roundoff(name, node)
         counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _is_float64(inputs[0]))
-        # a size that became a float is whole
+        # A size that was cast to float is a whole number.
         if not unit or counted or node.op_type in _ORDERS:
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
@@ -406,8 +459,13 @@ class _RoundingNoise:
         return moved
 
     def _statistics_noise(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
-        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
-        apart."""
+        """Draw the error that rounded statistics cause in a norm.
+
+        The error is the same for the whole row, even if the row's elements differ little.
+
+        Returns:
+            Error, with the shape of ``value``.
+        """
         x = inputs[0]
         scale = inputs[1]
         if not x.size:
@@ -431,7 +489,7 @@ class _RoundingNoise:
 
 
 def _largest_finite(values: Iterable[Any]) -> float:
-    """The largest finite element of all."""
+    """Return the largest finite magnitude in all arrays, 0 if there is none."""
     finite = [np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0, neginf=0.0) for v in values if v is not None and np.size(v)]
     return max((float(v.max()) for v in finite), default=0.0)
 
@@ -441,17 +499,17 @@ def _describe_node(node: onnx.NodeProto) -> str:
 
 
 def _count_nodes(node: onnx.NodeProto) -> int:
-    """The nodes of its bodies, at any depth; 1 of a node without."""
+    """Count the nodes of a node's bodies, at any depth; a node without bodies counts as 1."""
     return sum(_count_nodes(inner) for body in iter_subgraphs(node) for inner in body.node) or 1
 
 
 def _is_interpolating(node: onnx.NodeProto) -> bool:
-    """Whether a Resize weighs neighbors by their distance, instead of choosing the nearest one."""
+    """Return whether a Resize interpolates between neighbors instead of choosing the nearest one."""
     return any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
 
 
 def _reduced_axes(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
-    """The axes of a reduction; none where all are."""
+    """Return the axes of a reduction; an empty list means all axes."""
     if node.op_type == "GlobalAveragePool":
         return list(range(2, inputs[0].ndim))
     if len(inputs) > 1 and inputs[1] is not None:
@@ -462,10 +520,10 @@ def _reduced_axes(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
 
 
 def _cumulate_noise(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
-    """What a CumSum's partial sums lose for all that follow, the last first where it is ``reverse``.
+    """Sum the errors of a CumSum's partial sums for all later elements (for all earlier ones if it is ``reverse``).
 
-    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and
-    loses nothing.
+    ``exclusive`` changes nothing: each result is still a partial sum, one element later, and the first result is
+    exactly 0.
     """
     if any(a.name == "reverse" and a.i for a in node.attribute):
         return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))
@@ -473,7 +531,7 @@ def _cumulate_noise(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
 
 
 def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
-    """The ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
+    """Compute the ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
     attrs = {a.name: a.i for a in node.attribute}
     first = inputs[0]
     if len(inputs) > 1:
@@ -505,4 +563,5 @@ def _is_float64(value: Any) -> bool:
 
 
 def is_floating(kind: np.dtype) -> bool:
+    """Return whether a numpy dtype is floating, including ml_dtypes' bfloat16."""
     return kind.kind == "f" or kind == ml_dtypes.bfloat16

@@ -1,4 +1,4 @@
-"""Optimization profiles: the shapes (min, opt, max) that an engine must take for each dynamic input."""
+"""Resolve optimization profiles: the shapes (min, opt, max) that an engine must accept for each dynamic input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..model import InputSpec, Shapes, TensorSpec
 from ..types import ProfileRanges
 
-# min, opt, max of one dim
+# min, opt and max of one dim
 Range = tuple[int, int, int]
 _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
 
@@ -18,13 +18,16 @@ _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x1
 def resolve_profile(
     inputs: Sequence[TensorSpec], recorded: Sequence[InputSpec], given: ProfileRanges = ()
 ) -> dict[str, Shapes]:
-    """The shapes of every dynamic input, {} where all inputs are static.
+    """Resolve the shapes of every dynamic input.
 
-    A range comes from the first that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at export. A
-    dim's name means one size everywhere, so a range given with one input holds for the others too.
+    A range comes from the first source that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at
+    export. A dim's name means one size everywhere, so a range given with one input also applies to the others.
 
     Args:
         given: input or dim name -> (min, opt, max), of shapes or of sizes, or such texts as "ids=1x8:8x128:64x512".
+
+    Returns:
+        Input name -> (min, opt, max) shapes; {} if all inputs are static.
 
     Raises:
         InputError: a range can't be read, belongs to no input or dim, contradicts the input or another range, or is
@@ -46,7 +49,14 @@ def resolve_profile(
 
 
 def parse_ranges(given: ProfileRanges) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Each range as three tuples of sizes, of length 1 for a dim."""
+    """Parse ranges from a mapping or from texts.
+
+    Returns:
+        Name -> min, opt and max, each a tuple of sizes (of length 1 for a dim).
+
+    Raises:
+        InputError: a range can't be read, is given twice, mixes ranks, or violates 1 <= min <= opt <= max.
+    """
     if isinstance(given, Mapping):
         return {
             str(name): _require_triple(str(name), tuple(_parse_sizes(v) for v in values))
@@ -92,7 +102,11 @@ def _format_range(values: Sequence[Sequence[int]]) -> str:
 def _split_inputs_and_dims(
     inputs: Sequence[TensorSpec], given: Mapping[str, tuple[tuple[int, ...], ...]]
 ) -> tuple[dict[str, Shapes], dict[str, tuple[Range, str]]]:
-    """What was given for whole inputs, and for dims by their names."""
+    """Split the given ranges into those of whole inputs and those of dims.
+
+    Returns:
+        Input name -> shapes, and dim name -> (range, its source for error messages).
+    """
     by_name = {item.name: item for item in inputs}
     dims = {d for item in inputs for d in item.shape if isinstance(d, str)}
     shapes: dict[str, Shapes] = {}

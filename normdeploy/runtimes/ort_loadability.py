@@ -1,10 +1,9 @@
-"""Whether onnxruntime loads and runs a file that is to be written. One that it does not is an error, and nothing is
-written.
+"""Check that onnxruntime loads and runs a file before it is written. A failure is an error, and nothing is written.
 
-Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the
-user's own, whose library is not known here; one that ``optimize`` makes, with the same exceptions, where it is the file
-given that does not load, or that no values of its inputs make run. bfloat16, of which onnxruntime's CPU provider
-computes next to nothing, is judged in float32.
+Files that ``export`` makes must run. Exempt are files for another runtime and files with ops of the user's own domain,
+whose library is unknown here. Files that ``optimize`` makes must load, with the same exemptions, and must also run if
+the values of their inputs do not matter. bfloat16 is tested in float32, because onnxruntime's CPU provider has almost
+no kernels for it.
 """
 
 from __future__ import annotations
@@ -34,11 +33,13 @@ _NO_MEMORY = ("bad_alloc", "Failed to allocate", "allocate memory")
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """``message``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run
-    only.
+    """Reason why a file does not run.
 
-    ``kernels``: nothing is missing but kernels of the CPU. ``foreign``: nothing but the kernels of ops in domains that
-    are neither ONNX's nor onnxruntime's nor ours.
+    Attributes:
+        message: the reason; onnxruntime's own message if no op without a kernel was found.
+        loads: the file loads, but does not run.
+        kernels: only CPU kernels are missing.
+        foreign: only kernels of ops in other domains than those of ONNX, onnxruntime and normdeploy are missing.
     """
 
     message: str
@@ -48,11 +49,15 @@ class LoadFailure:
 
 
 def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) -> LoadFailure | None:
-    """Why onnxruntime does not load ``proto``, or runs it on none of ``samples``; None where it does."""
+    """Find the reason why onnxruntime does not load ``proto``, or runs it on none of ``samples``.
+
+    Returns:
+        The reason; None if it loads, and runs on a sample if there are any.
+    """
     try:
         model = PerturbableModel(proto)
     except Exception as error:
-        # onnxruntime's exceptions share no base class
+        # onnxruntime's exceptions share no base class.
         missing = _find_ops_without_kernel(proto)
         if missing:
             message = f"onnxruntime has no kernel for {'; '.join(missing)}"
@@ -72,7 +77,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         try:
             model.run_perturbed(feeds)
         except Exception as error:
-            # Such a run was ended by us, or by want of memory: a larger machine may run the model.
+            # The run hit our time limit or ran out of memory: a larger machine may run the model.
             if time.monotonic() - start >= PATIENCE or any(words in str(error) for words in _NO_MEMORY):
                 return None
             message = message or short_error_message(error)
@@ -86,12 +91,15 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
 def require_runnable(
     proto: onnx.ModelProto, samples: Sequence[Arrays], runtime: str, eager: Callable[[Arrays], str]
 ) -> list[str]:
-    """The notes on a file that ``export`` made, where that may be written.
+    """Check that a file made by ``export`` may be written.
 
     Args:
         samples: inputs that it should run on.
-        runtime: the one that it is for.
-        eager: why PyTorch does not run the model on a sample, "" where it does.
+        runtime: the runtime that it is for.
+        eager: returns why PyTorch does not run the model on a sample, "" if it does.
+
+    Returns:
+        Notes on the file, for example that it was not run.
 
     Raises:
         ExportError: onnxruntime does not load or run it.
@@ -102,7 +110,7 @@ def require_runnable(
     if runtime in TENSORRT or fault.foreign:
         return [f"the file was not run: {fault.message}"]
     if fault.loads and all(eager(feeds) for feeds in samples):
-        # the samples are to blame: that nothing was compared is noted already
+        # The samples are at fault, and a note already says that nothing was compared.
         return []
     raise ExportError(
         f"the file would not run, and nothing is written: {fault.message}. Change that part of the model (float64 to"
@@ -113,17 +121,21 @@ def require_runnable(
 def require_runnable_optimized(
     proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str, *, runs: bool
 ) -> None:
-    """Require that onnxruntime loads what ``optimize`` made, unless ops of other libraries alone keep it from that, and
-    runs it where the values of inputs do not matter.
+    """Require that onnxruntime loads the result of ``optimize``, and runs it if input values do not matter.
+
+    A failure is accepted if only ops of other libraries prevent the file given from loading, or only CPU kernels are
+    missing and the file is meant to run elsewhere.
 
     Args:
         proto: the result.
         before: returns the file given.
-        runtime, provider: what the result is for.
-        runs: whether it may be run, which takes memory.
+        runtime: the runtime of the result.
+        provider: the execution provider of the result.
+        runs: also run it, which takes memory.
 
     Raises:
-        GraphError: onnxruntime does not load or run ``proto``; says whether it loads and runs the file given.
+        GraphError: onnxruntime does not load or run ``proto``; the message says whether it loads and runs the file
+            given.
     """
     if runtime in TENSORRT:
         return
@@ -142,7 +154,7 @@ def require_runnable_optimized(
             f"onnxruntime {does} the file given and not what was made of it, so nothing is written: {fault.message};"
             " please report it"
         )
-    # Without a stated runtime, the file may be for one that has the kernels of ONNX's ops.
+    # Without a stated runtime, the file may be for one that has kernels for ONNX's ops.
     elsewhere = provider == "cuda" or (runtime == ANY and _is_pure_onnx(read))
     if not given.foreign and not (given.kernels and elsewhere):
         raise GraphError(
@@ -152,9 +164,10 @@ def require_runnable_optimized(
 
 
 def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Arrays], to: str) -> None:
-    """
+    """Require that a half-precision file runs.
+
     Raises:
-        GraphError: a half-precision file does not run, where the float32 model does.
+        GraphError: the half-precision file does not run although the float32 model does.
     """
     fault = find_load_failure(proto, samples)
     if fault is not None:
@@ -164,9 +177,9 @@ def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Arrays], to:
         )
 
 
-# ------------------------------------------------------------------ whether the values of inputs matter
+# ------------------------------------------------------------------ dependence on input values
 
-# With these, the values of floats decide which nodes run, how many elements a tensor has, or which element is read.
+# With these ops, float values decide which nodes run, how many elements a tensor has, or which element is read.
 _DECIDING = frozenset(
     {
         "ArgMax",
@@ -186,9 +199,12 @@ _MOST_ELEMENTS = 2**24
 
 
 def _make_deciding_samples(proto: onnx.ModelProto) -> list[Arrays]:
-    """Return an input of a model that runs on all values of its inputs or on none; [] if the values may matter.
+    """Make an input for a model that runs on all values of its inputs or on none.
 
-    The inputs of such a model are floats of stated sizes, and nothing makes an index, a size or a condition of them.
+    Such a model has floating inputs of stated sizes and computes no index, size or condition from them.
+
+    Returns:
+        One sample of ones; [] if the values may matter or a tensor is too large.
     """
     sizes = [dims for _, dims in infer_types(proto).values() if dims is not None]
     if any(math.prod(n for n in dims if isinstance(n, int)) > _MOST_ELEMENTS for dims in sizes):
@@ -223,12 +239,15 @@ def _may_decide_by_value(node: onnx.NodeProto) -> bool:
     return node.op_type in _DECIDING
 
 
-# ------------------------------------------------------------------ which ops are to blame
+# ------------------------------------------------------------------ ops without a kernel
 
 
 def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
-    """Return each op that onnxruntime has no kernel for in its types, with the first such node, and whether it ought to
-    know it. Of bodies and functions, only ops in domains of others."""
+    """Find ops for which onnxruntime has no kernel in their types; in bodies and functions, only ops of other domains.
+
+    Returns:
+        Description of each op with its first node -> whether the domain is one that onnxruntime should know.
+    """
     known = {name: kind for name, (kind, _) in infer_types(proto).items()}
     written = {(f.domain, f.name) for f in proto.functions}
     constants = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
@@ -274,10 +293,11 @@ _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.F
 
 
 def _cut_out_foreign_ops(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the model without the main graph's ops of other libraries, whose results become inputs.
+    """Remove the main graph's ops of other libraries; their results become inputs.
 
     Returns:
-        None if nothing states the type of such a result, or if the graph's outputs are such results alone.
+        The reduced model. None if the type of such a result is unknown, if the graph has no such ops, or if all outputs
+        are such results.
     """
     written = {(f.domain, f.name) for f in proto.functions}
     known = infer_types(proto)
@@ -308,7 +328,7 @@ def _is_refused_alone(
     known: Mapping[str, int | None],
     constants: Mapping[str, onnx.TensorProto],
 ) -> bool:
-    """Whether onnxruntime says of a node by itself that it has no kernel for it."""
+    """Return whether onnxruntime reports a missing kernel for the node alone in a model."""
     read = [name for name in dict.fromkeys(node.input) if name]
     graph = onnx.GraphProto(
         name="one", node=[node], initializer=[constants[name] for name in read if name in constants]

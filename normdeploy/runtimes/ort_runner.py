@@ -1,4 +1,4 @@
-"""onnxruntime, its own graph optimizer off or on."""
+"""Run models in onnxruntime with its graph optimizer off or on."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from . import HeldRunner, RunResult
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 
-# what onnxruntime calls the type of a classifier's maps
+# onnxruntime's type name for a classifier's maps.
 _MAPS = "seq(map("
-# onnxruntime's severities
+# onnxruntime's log severities.
 _SILENT, _WARNINGS = 4, 2
-# bytes: a file of more than 2 GB can't hold them
+# Minimum size in bytes of weights in the side file: all of them, since an ONNX file can't exceed 2 GB.
 _ALL_WEIGHTS = "0"
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 class OrtRunner(HeldRunner):
-    """An ONNX file or model in onnxruntime: what verify, bench and run judge, time and serve alike.
+    """ONNX file or model in onnxruntime; ``verify``, ``bench`` and ``run`` all use this runner.
 
     Args:
-        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its
-        bytes.
-        name: of errors and tables; None: by provider and optimizer.
-        optimize: onnxruntime's own optimizer: all of it, or none.
+        source: a path (required if weights are external or above 2 GB), a model with its weights inside, or its bytes.
+        name: name in errors and tables; None derives it from provider and optimizer.
+        optimize: turn onnxruntime's own optimizer fully on or off.
         provider: "cpu" or "cuda".
-        disabled: names of optimizers that are left out.
-        entries: of the session's configuration, besides these.
-        settings: of the provider; None: CUDA without TF32, whose products have float16's precision.
-        threads: of one operator on the CPU; 0: one for each core.
-        spins: whether idle threads wait for the next run at full load, which takes the time of whatever runs between.
-        saved: where to write the optimized graph, weights beside it.
+        disabled: names of optimizers to leave out.
+        entries: further configuration entries of the session.
+        settings: options of the provider; None: CUDA without TF32, whose products have float16's precision.
+        threads: threads of one operator on the CPU; 0: one for each core.
+        spins: let idle threads busy-wait for the next run, which slows other work between runs.
+        saved: path to write the optimized graph to, with its weights in a file beside it.
 
     Raises:
         GraphError: onnxruntime refuses the model.
         RuntimeCrash: it crashes on the model (`crash_check`).
         RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
-        here.
+            here.
     """
 
     def __init__(
@@ -92,12 +91,16 @@ class OrtRunner(HeldRunner):
                 saved=saved,
             )
         except Exception as error:
-            # onnxruntime's exceptions share no base class
+            # onnxruntime's exceptions share no base class.
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {shorten_ort_error(error)}") from error
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model once.
+
+        Returns:
+            Output name -> array.
+
         Raises:
             InputError: the feeds do not fit the model's inputs, or it does not run on them.
         """
@@ -105,7 +108,11 @@ class OrtRunner(HeldRunner):
 
     @property
     def output_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
-        """The outputs' dims as onnxruntime infers them: sizes, names, None where it knows neither."""
+        """Return the outputs' dims as onnxruntime infers them.
+
+        Returns:
+            Output name -> dims: sizes, names, or None if unknown.
+        """
         return {out.name: tuple(out.shape) for out in self.session.get_outputs()}
 
     def _free_model(self) -> None:
@@ -113,9 +120,13 @@ class OrtRunner(HeldRunner):
 
 
 def run_session(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunResult:
-    """
+    """Check the names of the feeds and run the session once.
+
     Args:
-        name: what the session is called in errors.
+        name: name of the session in errors.
+
+    Returns:
+        Output name -> array.
 
     Raises:
         InputError: the feeds do not fit the model's inputs, or it does not run on them.
@@ -125,7 +136,11 @@ def run_session(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunR
 
 
 def run_named_feeds(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunResult:
-    """Run feeds whose names are those of the inputs, as `run_session`."""
+    """Run feeds whose names are already checked, as `run_session` does.
+
+    Returns:
+        Output name -> array; a classifier's maps are converted to an array.
+    """
     outputs = session.get_outputs()
     try:
         if any(out.type.startswith(_MAPS) for out in outputs):
@@ -134,12 +149,16 @@ def run_named_feeds(session: ort.InferenceSession, feeds: Arrays, name: str) -> 
         values = session.run_with_ort_values(None, {given: to_ort(array) for given, array in feeds.items()})
         return {out.name: ort_value_to_numpy(value) for out, value in zip(outputs, values, strict=True)}
     except Exception as error:
-        # of onnxruntime, or of a type that numpy lacks
+        # onnxruntime failed, or a value has a type that numpy lacks.
         raise InputError(f"{name} does not run the model on these inputs: {shorten_ort_error(error)}") from error
 
 
 def ort_title(provider: str, *, optimize: bool) -> str:
-    """What onnxruntime is called in every table."""
+    """Build the name of onnxruntime in tables.
+
+    Returns:
+        For example "onnxruntime CUDA (optimizer off)".
+    """
     return f"onnxruntime{'' if provider == 'cpu' else ' CUDA'} (optimizer {'on' if optimize else 'off'})"
 
 
@@ -147,21 +166,26 @@ NAMES = frozenset(ort_title(provider, optimize=optimize) for provider in PROVIDE
 
 
 def require_cuda() -> None:
-    """
+    """Require that onnxruntime can run on a GPU here.
+
     Raises:
-        RuntimeUnavailable: onnxruntime can't run on a GPU here.
+        RuntimeUnavailable: it can't.
     """
     if reason := explain_missing_cuda():
         raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
 
 
 def explain_missing_cuda() -> str | None:
-    """Why onnxruntime can't run on a GPU here, None where it can."""
+    """Explain why onnxruntime can't run on a GPU here, by opening a one-node model.
+
+    Returns:
+        The reason, or None if it can.
+    """
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         return "this onnxruntime has none; install onnxruntime-gpu"
     if reason := explain_missing_gpu():
         return reason
-    # it complains on the terminal and falls back to the CPU
+    # onnxruntime prints errors to the terminal and falls back to the CPU.
     ort.set_default_logger_severity(_SILENT)
     try:
         identity = onnx.parser.parse_model(
@@ -193,5 +217,9 @@ def _session_model(source: PathLike | onnx.ModelProto | bytes) -> str | bytes:
 
 
 def shorten_ort_error(error: Exception) -> str:
-    """Return onnxruntime's message in one line (`session.ort_error_message`), cut to 400 characters."""
+    """Shorten onnxruntime's message (`session.ort_error_message`).
+
+    Returns:
+        One line of at most 400 characters.
+    """
     return ort_error_message(error)[:400]

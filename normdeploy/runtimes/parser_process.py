@@ -1,9 +1,9 @@
-"""The process that shows models to TensorRT's parser: ``python -m normdeploy.runtimes.parser_process``, called by
-``normdeploy.runtimes.kernel_support``.
+"""Show models to TensorRT's parser in a separate process, started by ``normdeploy.runtimes.kernel_support``.
 
-It takes {"runtime": ..., "models": [base64, ...]} as JSON on standard input and answers with one JSON object a line on
-standard output: {"version": ...}, then for each model {"layers": [...]} or {"refused": reason}. Where the parser takes
-the process down, the answers so far are there. Nothing is built: it needs no GPU.
+Run as ``python -m normdeploy.runtimes.parser_process``. It reads {"runtime": ..., "models": [base64, ...]} as JSON from
+standard input and writes one JSON object a line to standard output: {"version": ...}, then for each model {"layers":
+[...]} or {"refused": reason}. If the parser ends the process, the answers so far are already written. Nothing is built,
+so it needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from .trt_runner import PACKAGES
 
 
 def list_layer_types(network: Any) -> list[str]:
-    """The types of the layers that see data, in the network's order; those that only prepare constants are left out."""
+    """List the types of the layers that depend on data, without those that only prepare constants.
+
+    Returns:
+        TensorRT layer types, in the network's order.
+    """
     fixed: set[str] = set()
     seen: list[str] = []
     for i in range(network.num_layers):
@@ -33,8 +37,9 @@ def list_layer_types(network: Any) -> list[str]:
 
 
 def main() -> None:
+    """Parse the models of the request on standard input and write an answer for each."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # the libraries print to both
+    # The libraries print to both stdout and stderr.
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     trt = importlib.import_module(PACKAGES[request["runtime"]])

@@ -1,19 +1,20 @@
-"""A quantized file in float64, its rounding as it is, left out, or drawn anew: what its steps account for.
+"""Run a quantized file in float64, with its rounding kept, left out or drawn anew, to find the effect of its steps.
 
-A step is the distance of two neighbouring numbers of a quantized type: one scale for integers, the spacing around the
-value times the scale for floats of 8 bits. Rounding moves a value by half a step at most, as long as it lies inside the
-type's range. What comes of that at the outputs is found by drawing other roundings with the same steps:
+A step is the distance between neighboring numbers of a quantized type: the scale for integers; for 8-bit floats, the
+spacing around the value times the scale. Rounding moves a value by at most half a step, as long as it lies inside the
+type's range. Drawing other roundings with the same steps shows the effect at the outputs:
 
-- of an activation the grid is shifted by a random share θ of a step, θ in (−1/2, 1/2), one for each quantizer and run:
-  q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own, which is θ = 0, and errors that hang
-  together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
-- a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
-  scale has no code but zero, nothing chose that scale, and its weights were zero. A bias that takes a shift back by the
-  stored weight is that of the drawn one (`subtract_zero_points`).
+- For an activation, the grid is shifted by a random fraction θ of a step, θ in (−1/2, 1/2), one for each quantizer and
+  run: q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own (θ = 0), and errors stay
+  correlated: equal values get equal errors. Zero is on the grid of every file and stays exact.
+- A stored weight becomes one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), independently for each
+  weight. If all codes under one scale are zero, no value determined that scale and its weights were zero, so they stay
+  zero. A bias that compensates a shift by the stored weight is recomputed for the drawn one (`shifted_bias`).
 
-Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
-ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
-and nothing allows what the range itself cuts off. That is seen in the plain run and told (`Saturation`).
+Saturation is not rounding. A draw extends each range by a step (or without limit, see `RoundingDraw.clips`), except
+below a range that begins at 0, which is how ReLU is written without a node. So a value that rounding moved past the end
+of its range is covered by the allowed error, but a value that the range itself clips is not. Such clipping is detected
+in the plain run and reported (`Saturation`).
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ from .rounding_draws import RoundingDraw, Saturation
 from .shifted_bias import bias_correction, find_quantizer_shifts
 
 _MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
-# steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
+# In steps beyond a range: half a step rounds back, and a rounded zero point moves the range by another half.
 _ROOM = 1.0 + 1e-6
 
 
 class _QuantizedEvaluator(Float64Evaluator):
-    """Nothing that is quantized is a constant here: each run may round it otherwise."""
+    """Evaluator in which quantized tensors are not constants, since each run may round them differently."""
 
     draw = RoundingDraw()
 
@@ -63,17 +64,19 @@ class _QuantizedEvaluator(Float64Evaluator):
         for node in self.nodes:
             if is_quantization_node(node) or moving & set(self.read_names(node)):
                 moving.update(filter(None, node.output))
-        # fixed by the file, with what is quantized of it
+        # Tensors that the file fixes, including quantized ones.
         self.stored = frozenset(self.constants)
         self.constants -= moving
         self.seen: dict[str, Saturation] = {}
-        # what quantizers made of values beyond their ranges, in the last plain run
+        # Outputs of quantizers that clipped in the last plain run.
         self.clipped: set[str] = set()
         self.shifts = find_quantizer_shifts(self)
         self.tables = self._find_lookup_tables()
 
     def _find_lookup_tables(self) -> frozenset[str]:
-        """What nodes take out of stored codes that are dequantized afterwards: an embedding's rows are."""
+        """Return tensors that nodes select from stored codes before these are dequantized, such as an embedding's
+        rows.
+        """
         tables: set[str] = set()
         for node in self.nodes:
             if node.op_type == DEQUANTIZE:
@@ -90,6 +93,14 @@ class _QuantizedEvaluator(Float64Evaluator):
     def evaluate_node(
         self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]
     ) -> Sequence[Array | None]:
+        """Compute one node with the current draw.
+
+        Returns:
+            Its outputs, as from ``Float64Evaluator.evaluate_node``.
+
+        Raises:
+            NotEvaluated: it can't be computed.
+        """
         try:
             if is_quantization_node(node):
                 return self._evaluate_quantization(node, inputs, known)
@@ -134,21 +145,25 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().evaluate_node(node, inputs, known)
 
     def _body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
-        """Return a body, which rounds as the graph around it does."""
+        """Return the evaluator of a body, which rounds as the graph around it."""
         body = super()._body_evaluator(node, name)
         assert isinstance(body, _QuantizedEvaluator)
         body.draw = self.draw
         return body
 
     def round_to_file_type(self, name: str, value: Array) -> Array:
-        """Return ``value`` in the type of ``name``; codes that are no integers as floats, which a Resize weighs."""
+        """Convert ``value`` to the file's dtype of ``name``.
+
+        Returns:
+            The converted array; float64 codes of an integer tensor become float32, since a Resize interpolates them.
+        """
         own = self.types.get(name)
         if own is not None and own.kind in "iu" and np.asarray(value).dtype == np.float64:
             return np.asarray(value, np.float32)
         return super().round_to_file_type(name, value)
 
     def _has_quantizer_before(self, name: str) -> bool:
-        """Whether codes come from a QuantizeLinear, which was drawn already."""
+        """Return whether codes come from a QuantizeLinear, whose rounding was already drawn."""
         return any(self.nodes[p].op_type == QUANTIZE for p in self.nodes_between([name]))
 
     def _evaluate_integer_product(
@@ -170,11 +185,18 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().evaluate_node(plain, [a, b], known)
 
     def _node_generator(self, node: onnx.NodeProto, seed: int | str) -> np.random.Generator:
-        """One for each node and run, whatever other nodes draw."""
+        """Make a generator for each node and seed, independent of the draws of other nodes."""
         return np.random.default_rng([int(seed), self.makers[node.output[0]]])
 
     def _perturb_codes(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
-        """``inputs``: of a DequantizeLinear, whose scales say what belongs together; of others none."""
+        """Draw weights that round to the given codes.
+
+        Args:
+            inputs: inputs of a DequantizeLinear, whose scales group the codes; () for other nodes.
+
+        Returns:
+            Codes as float64, moved by at most half a step.
+        """
         assert self.draw.weights is not None
         drawn = self.draw.width * self._node_generator(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
         wide = codes.astype(np.float64)
@@ -192,7 +214,15 @@ class _QuantizedEvaluator(Float64Evaluator):
         return wide + moved
 
     def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
-        """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
+        """Quantize a tensor with another rounding.
+
+        Args:
+            how: "exact" does not round; a seed draws the rounding.
+            fixed: the tensor is a weight: each element is drawn separately and nothing is clipped.
+
+        Returns:
+            Codes as float64, zero point included.
+        """
         attrs = attribute_values(node)
         if node.op_type == DYNAMIC:
             kind = np.dtype(np.uint8)
@@ -214,7 +244,11 @@ class _QuantizedEvaluator(Float64Evaluator):
         return _mask_range_ends(codes, zero, kind)
 
     def _quantize_unclipped(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> Array:
-        """A quantized tensor as float64, its zero point in it, neither rounded nor cut off."""
+        """Quantize a tensor without rounding and without clipping, except for ReLU.
+
+        Returns:
+            Codes as float64, zero point included.
+        """
         attrs = attribute_values(node)
         steps, zero = scaled_quotient(inputs, attrs)
         return _mask_range_ends(steps + zero, zero, quantized_dtype(optional_input(inputs, 2), attrs))
@@ -253,7 +287,7 @@ class _QuantizedEvaluator(Float64Evaluator):
 
 
 def _is_group_nonzero(nonzero: Array, scale: Array, axis: int, block: int) -> Array:
-    """Whether any code under the scale of each element is not zero."""
+    """Return whether any code under the scale of each element is not zero, broadcastable to the codes."""
     if scale.size == 1 or not nonzero.size:
         return np.asarray(nonzero.any())
     if not block:
@@ -264,7 +298,7 @@ def _is_group_nonzero(nonzero: Array, scale: Array, axis: int, block: int) -> Ar
 
 
 def _is_relu_range(zero: Array, kind: np.dtype[Any]) -> bool:
-    """Whether a range begins at 0: so ReLU is written without a node."""
+    """Return whether a range begins at 0, which is how ReLU is written without a node."""
     return "int" in kind.name and bool(np.all(zero == finite_limits(kind)[0]))
 
 
@@ -275,7 +309,7 @@ def _mask_range_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
-    """What a range leaves of codes that were not rounded: what lies beyond by a step at most is rounding's."""
+    """Clip unrounded codes that lie more than a step outside their range; a smaller excess is due to rounding."""
     low, high = finite_limits(kind)
     room = _ROOM * _code_spacing(np.asarray(high), kind)
     codes = np.where(codes > high + room, high, codes)
@@ -283,7 +317,7 @@ def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Arr
 
 
 def _code_spacing(steps: Array, kind: np.dtype[Any]) -> Array:
-    """The distance of the type's numbers around ``steps``: 1 of integers."""
+    """Return the distance between the type's numbers around ``steps``: 1 for integers."""
     if not is_quantized_type(kind) or "int" in kind.name:
         return np.ones(())
     info = ml_dtypes.finfo(kind)
@@ -293,17 +327,17 @@ def _code_spacing(steps: Array, kind: np.dtype[Any]) -> Array:
 
 
 class QuantizedRunner(OnnxFloat64Runner):
-    """A quantized file in float64. ``infer`` rounds as the file does; `drawn` otherwise.
+    """Quantized file in float64. ``infer`` rounds as the file does; ``run_with_draw`` rounds differently.
 
     Raises:
-        GraphError: a function that the file calls can't be written out.
+        GraphError: a function that the file calls can't be inlined.
     """
 
     exact = _QuantizedEvaluator
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         rows = [function_op_row(n.domain, n.op_type) for n in proto.graph.node]
-        # as nodes, whose rounding can be drawn
+        # Functions that quantize are inlined, because the rounding of nodes can be drawn.
         if any(row is not None and row.quantizes for row in rows):
             proto = copy_model(proto)
             calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
@@ -315,7 +349,11 @@ class QuantizedRunner(OnnxFloat64Runner):
         return False
 
     def run_with_draw(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
-        """
+        """Run the model with the given roundings.
+
+        Returns:
+            Output name -> array; floating outputs are float64.
+
         Raises:
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
@@ -325,7 +363,7 @@ class QuantizedRunner(OnnxFloat64Runner):
 
     @contextmanager
     def _drawing(self, draw: RoundingDraw) -> Iterator[None]:
-        """Round so within the context."""
+        """Set the evaluator's roundings within the context."""
         stepped = self._evaluator
         stepped.draw = draw
         if draw.rounds_as_stored:
@@ -337,7 +375,7 @@ class QuantizedRunner(OnnxFloat64Runner):
 
     @property
     def proto(self) -> onnx.ModelProto:
-        """The graph that is run: without calls of functions that quantize."""
+        """Return the model that is run, in which functions that quantize are inlined."""
         return self._evaluator.proto
 
     @property
@@ -346,21 +384,31 @@ class QuantizedRunner(OnnxFloat64Runner):
         return self._exact
 
     def list_saturations(self) -> list[Saturation]:
-        """What the quantizers of data were given in all runs so far, in the file's order."""
+        """List the values that the quantizers of data received in all plain runs so far.
+
+        Returns:
+            One record per quantizer, in the file's order.
+        """
         seen = self._evaluator.seen
         return [seen[name] for node in self._evaluator.nodes for name in node.output[:1] if name in seen]
 
     def clipped_tensors(self) -> frozenset[str]:
-        """The tensors that quantizers of data made of values beyond their ranges, in the last run that rounded as the
-        file does."""
+        """List the quantized tensors that were clipped in the last run that rounded as the file does.
+
+        Returns:
+            Names of the quantizers' outputs.
+        """
         return frozenset(self._evaluator.clipped)
 
     def reset_saturations(self) -> None:
-        """Count anew."""
+        """Forget the saturations recorded so far."""
         self._evaluator.seen.clear()
 
     def run_all_tensors(self, feeds: Arrays, draw: RoundingDraw) -> dict[str, Array]:
-        """Every tensor of a run, as `drawn` would round it.
+        """Run the model with the given roundings and keep every tensor.
+
+        Returns:
+            Tensor name -> array; floats are float64.
 
         Raises:
             NormdeployError: a node can't be computed.

@@ -1,11 +1,14 @@
-"""What rounded source coordinates do to a resized tensor.
+"""Bound the error that rounded source coordinates cause in a resized tensor.
 
-Output i of a linear or cubic Resize of n elements to m lies at the source coordinate c = (i + ½)·n/m − ½, or at
-i·(n − 1)/(m − 1). Kernels compute it in float32: the scale, its product and the difference are rounded, each by up to
-u·c. So c is off by up to 3u·c, and the output by as much times the slope between the neighbors there. That is nothing
-where n/m is a power of two, and more than the rounding of the result everywhere else.
+Output i of a linear or cubic Resize of n elements to m lies at a source coordinate c:
 
-An antialiased Resize to fewer elements stretches its kernel by n/m, so neighbors as many times farther away weigh in.
+    c = (i + ½)·n/m − ½    or    c = i·(n − 1)/(m − 1)
+
+Kernels compute it in float32: the scale, its product and the difference are rounded, each by up to u·c. So c is off by
+up to 3u·c, and the output by as much times the slope between the neighbors there. The error is zero if n/m is a power
+of two, and otherwise larger than the rounding of the result.
+
+An antialiased Resize to fewer elements stretches its kernel by n/m, so it reads neighbors as many times farther away.
 Its weights sum to 1, so a shift of the coordinate moves the output by no more than the steepest slope among them.
 """
 
@@ -19,21 +22,21 @@ from ..evaluate.evaluator_core import Array
 
 # Roundings of a coordinate.
 _ROUNDINGS = 3.0
-# Neighbors on either side whose difference may weigh in: a cubic kernel reads four.
+# Neighbors on either side whose difference may count: a cubic kernel reads four elements.
 _REACH = 2
 
 
 def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias: bool = False) -> Array:
-    """How far each element of the resized ``x`` may be off.
+    """Bound the error of each element of the resized ``x``.
 
     Args:
-        x: what is resized, of as many dims as ``shape``.
-        shape: of the result.
+        x: the tensor before the resize, of as many dims as ``shape``.
+        shape: shape of the result.
         unit: the unit roundoff of the coordinates.
-        antialias: whether the kernel is stretched where elements get fewer.
+        antialias: stretch the kernel along axes that shrink.
 
     Returns:
-        float64 of ``shape``.
+        float64 array of ``shape``.
     """
     axes = [axis for axis, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m]
     total = np.zeros(tuple(shape))
@@ -59,8 +62,11 @@ def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias
 
 
 def _largest_slope(x: Array, axis: int, reach: int) -> Array:
-    """The largest difference of neighbors among ``reach`` elements on either side of each along ``axis``, of the shape
-    of ``x``; 0 where it is not finite."""
+    """Return the largest difference of neighbors among ``reach`` elements on either side along ``axis``.
+
+    Returns:
+        Array of the shape of ``x``; 0 for differences that are not finite.
+    """
     if x.shape[axis] < 2:
         return np.zeros(x.shape)
     steps = np.nan_to_num(np.abs(np.diff(x, axis=axis)), nan=0.0, posinf=0.0)
@@ -69,7 +75,7 @@ def _largest_slope(x: Array, axis: int, reach: int) -> Array:
 
 
 def _window_maximum(values: Array, axis: int, reach: int) -> Array:
-    """The maximum over ``reach`` elements on either side along ``axis``."""
+    """Return the maximum over ``reach`` elements on either side along ``axis``."""
     found = values
     for away in range(1, min(reach, values.shape[axis] - 1) + 1):
         ahead = np.take(values, np.minimum(np.arange(values.shape[axis]) + away, values.shape[axis] - 1), axis)

@@ -1,6 +1,6 @@
-"""How a quantized file is run in float64 (`runtimes.quantized_float64`), and what its quantizers were given.
+"""Describe how a quantized file rounds in a float64 run (`runtimes.quantized_float64`) and which values it quantized.
 
-By itself, since `quantized_float64` brings torch along.
+This is a separate module because `quantized_float64` imports torch.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from ..evaluate.evaluator_core import Array
 
 @dataclass
 class Saturation:
-    """What one quantizer of data was given so far, in its own steps counted from zero; true where it clips.
+    """Values that one quantizer of data received so far; true if it clips.
 
-    ``share``: of the elements of the worst run that lie outside; ``beyond``: the largest excess, in steps.
+    Attributes:
+        node: the quantizer.
+        tensor: the tensor that is quantized.
+        ends: ends of the range as real numbers; NaN if each channel has its own scale.
+        least: the least finite value seen.
+        largest: the largest finite value seen.
+        share: fraction of elements outside the range in the worst run.
+        beyond: the largest excess, in steps; if the range begins at 0, only above it, since the lower end is a ReLU.
+        used: the largest fraction of the range's width that any run used.
     """
 
     node: str
-    # that is quantized
     tensor: str
-    # of the range, as real numbers; NaN where there is a scale for each channel
     ends: tuple[float, float]
-    # real numbers seen
     least: float = np.inf
     largest: float = -np.inf
     share: float = 0.0
-    # of a range that begins at 0, above it: what is below is taken for ReLU
     beyond: float = 0.0
-    # the largest part of the range's width that any run took
     used: float = 0.0
 
     def __bool__(self) -> bool:
@@ -50,22 +53,27 @@ class Saturation:
 
 @dataclass(frozen=True)
 class RoundingDraw:
-    """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
+    """Rounding of one run.
 
-    ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
-    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor); or products of
-    integers, by the tensor they make, that read these codes as their weight; or QuantizeLinear nodes, of None, that
-    round nothing and cut nothing off but for ReLU. ``width``: what the drawn roundings are times.
+    Attributes:
+        activations: None rounds as the file does, "exact" does not round, and a seed draws the roundings.
+        weights: None keeps the stored codes; a seed draws weights that round to them.
+        held: replacements by output tensor. For a DequantizeLinear: its value, or None for the tensor that was
+            quantized before it, unrounded (only in `QuantizedRunner.run_all_tensors`, which keeps every tensor). For an
+            integer product: the codes to read as its weight. For a QuantizeLinear: None, to neither round nor clip
+            except for ReLU.
+        clips: clip codes more than a step outside their range; False clips only for ReLU. It has no effect if
+            activations round as the file does.
+        width: factor on the drawn roundings.
     """
 
     activations: int | str | None = None
     weights: int | None = None
     held: Mapping[str, Array | None] = field(default_factory=dict)
-    # at the ends of ranges, where activations are not rounded as the file does
     clips: bool = True
     width: float = 1.0
 
     @property
     def rounds_as_stored(self) -> bool:
-        """Whether the run rounds as the file does."""
+        """Return whether the run rounds as the file does."""
         return self.activations is None and self.weights is None

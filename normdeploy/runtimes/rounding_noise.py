@@ -1,19 +1,19 @@
-"""The float64 reference with the roundings of the model's own type put back at random: how far may a correct evaluation
-be off, where?
+"""Put the roundings of the model's own dtype back into the float64 reference at random.
 
-Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1] for each
-element anew. What makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has
-its operands disturbed, x·(1 + u·ξ); large parameters, as weight matrices are, stay as they are: the other operand's
-roundings stand for theirs. a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is
-as exact as 1, a gelu of x as x.
+The runs show how far a correct evaluation may be off, and in which outputs.
 
-A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution
-with a bias) these lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy
-and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the data, so it is computed:
-`float32_sum_error`
+Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r| + a), with ξ uniform in [−1, 1], drawn for
+each element. Operators with several roundings inside (sums, matrix products, norms, transcendental functions) also have
+their operands disturbed, x·(1 + u·ξ). Large parameters, such as weight matrices, are not changed: the roundings of the
+other operand cover theirs. a is 0 except for functions whose common formulas lose relative accuracy: a sigmoid near 0
+is as exact as 1, and a gelu of x is as exact as x.
+
+A float32 kernel adds up a row in a few running sums. If its elements are alike (a zero image after a convolution with a
+bias), these lose digits step by step in one direction: n·u instead of √n·u in the worst case (Higham, Accuracy and
+Stability of Numerical Algorithms, 2002, section 4.2). This depends on the data, so it is computed: `float32_sum_error`
 adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`); its roundings are as large in a bin
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). Its roundings are as large in a bin
 that cancels as in any other of the frame.
 """
 
@@ -39,11 +39,15 @@ from .underflow import round_underflow
 
 
 def split_op_names(text: str) -> frozenset[str]:
-    """A set of operators, written in a row."""
+    """Split a text into operator names.
+
+    Returns:
+        Set of names.
+    """
     return frozenset(text.split())
 
 
-# moves, choices among the operands, and changes of sign round nothing
+# Moves, selections of operands, and sign changes round nothing.
 _EXACT = split_op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
     movedim t mT numpy_T contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as
@@ -57,30 +61,30 @@ _EXACT = split_op_names("""
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = split_op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
-# IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
+# IEEE 754 rounds these correctly. A result that fits in a dozen bits is then exact, and hardly by chance.
 _CORRECTLY_ROUNDED = split_op_names("add sub rsub mul div true_divide square")
-# absolute accuracy: of these the largest value is 1
+# Absolute accuracy, relative to 1, the largest value of these functions.
 _AS_ONE = split_op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
     atan lstm gru rnn lstm_cell gru_cell rnn_tanh rnn_relu
     """)
-# Their gates are as exact as 1, and the state that they let through is multiplied by them.
+# Their gates are as exact as 1, and they multiply the state.
 _RECURRENT = split_op_names("lstm gru lstm_cell gru_cell")
-# and of these the operand
+# Absolute accuracy, relative to the operand.
 _AS_OPERAND = split_op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
-# of equal values the order is anybody's choice, so they are drawn apart
+# Equal values may come in any order, so noise separates them.
 _ORDERS = split_op_names("topk sort argsort argmax argmin kthvalue")
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
 _ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
-# of zeros; any other number absorbs it
+# Separates zeros; any other number absorbs it.
 _APART = 1e-300
-# Of usual operands these give numbers below the smallest normal one.
+# Common operands make these ops return numbers below the smallest normal one.
 _UNDERFLOWING = split_op_names("exp exp2 softmax _softmax sigmoid mul div true_divide pow square prod silu gelu erfc")
 _NORMS = split_op_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm")
 _RESIZES = split_op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _ANTIALIASED = split_op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = split_op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
-# elements of a parameter
+# Parameters with more elements are not disturbed.
 _SMALL = 2**16
 FLOAT16 = UNIT_ROUNDOFF["float16"]
 FLOAT32 = UNIT_ROUNDOFF["float32"]
@@ -89,17 +93,20 @@ LANES = 8
 
 
 class RoundingRunner(Float64Runner):
-    """``Float64Runner`` that can also be run with roundings."""
+    """``Float64Runner`` that can also run with random roundings."""
 
     def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
-        """One run with random roundings, other ones for each ``seed``.
+        """Run the model once with random roundings, different ones for each ``seed``.
 
         Args:
-            half: the type whose roundings are meant where the model has float32, for files in half precision; None: the
-            model's own.
+            half: for files in half precision, the dtype whose roundings replace those of float32; None: the model's own
+                dtypes.
+
+        Returns:
+            Output name -> array; floating outputs are float64.
 
         Raises:
-            InputError, NormdeployError: as ``infer``.
+            InputError, NormdeployError: as for ``infer``.
         """
         plain = self._interpreter
         # Kernels for half precision differ in which results they round at all.
@@ -115,6 +122,8 @@ class RoundingRunner(Float64Runner):
 
 
 class _RoundingInterpreter(WideningInterpreter):
+    """Interpreter that disturbs operands and results of each operator by random roundings."""
+
     def __init__(
         self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int, settled: DataIndependent[torch.fx.Node]
     ) -> None:
@@ -122,12 +131,17 @@ class _RoundingInterpreter(WideningInterpreter):
         self._half = half
         self._op = ""
         self._unit = 0.0
-        # Three times as fast as torch's generator.
+        # SFC64 is three times as fast as torch's generator.
         self._rng = np.random.Generator(np.random.SFC64(seed))
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Set operator and unit roundoff for the noise, then run the node.
+
+        Returns:
+            The node's value.
+        """
         schema = getattr(n.target, "_schema", None)
-        # what writes into its operand has no value of its own
+        # An operator that writes to its operand has no separate result.
         if schema is None or schema.is_mutable:
             self._op = ""
         else:
@@ -166,15 +180,20 @@ class _RoundingInterpreter(WideningInterpreter):
         return moved
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator and add its roundings to the result.
+
+        Returns:
+            The disturbed result.
+        """
         result = super().call_function(target, args, kwargs)
         if self._op in _ORDERS:
             return result
         if not self._op or not self._unit:
             return result
-        # each partial sum is rounded, and what it lost is lost for all that follow
+        # Each partial sum is rounded, and its error stays in all later sums.
         if self._op == "cumsum":
             return result + super().call_function(target, (self._rounding_noise(result), *args[1:]), kwargs)
-        # linear in its frames, whose overlap it divides by that of the windows
+        # The inverse is linear in its frames; it divides their overlap by that of the windows.
         if self._op == INVERSE_SHORT_TIME:
             noise = self._complex_rounding_noise(args[0], frame_roundings(args[0], args[0], [args[0].dim() - 2]))
             return result + super().call_function(target, (noise, *args[1:]), kwargs)
@@ -186,7 +205,7 @@ class _RoundingInterpreter(WideningInterpreter):
         if isinstance(result, torch.Tensor) and result.is_complex():
             return result + self._complex_rounding_noise(result, result.abs())
         if self._op in _NORMS and args[0].is_floating_point():
-            # The native forms return their statistics too.
+            # The native forms also return their statistics.
             if isinstance(result, tuple):
                 result = (result[0] + self._statistics_noise(args, result[0]), *result[1:])
             else:
@@ -195,7 +214,7 @@ class _RoundingInterpreter(WideningInterpreter):
             result = result + self._coordinate_noise(args[0], result)
         elif self._op in _SUMS and _is_floating_tensor(result) and result.numel():
             result = result + self._rounding_noise(result.abs() * sum_roundings(args[0].numel() / result.numel()))
-            # the dims of an image, "…2d"
+            # The digit in "…2d" is the number of spatial dims.
             pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []
             if self._unit == FLOAT32 and _is_floating_tensor(args[0]) and all(result.shape[a] == 1 for a in pooled):
                 axes = pooled or (args[1] if len(args) > 1 and args[1] is not None else ())
@@ -208,7 +227,7 @@ class _RoundingInterpreter(WideningInterpreter):
         return self._add_result_noise(result, args)
 
     def _add_result_noise(self, value: Any, args: Any) -> Any:
-        """Round a result of an operator with ``args``."""
+        """Add the roundings of the current operator, with arguments ``args``, to one of its results."""
         if not _is_floating_tensor(value):
             return value
         size = value
@@ -219,10 +238,10 @@ class _RoundingInterpreter(WideningInterpreter):
             if self._op in _RECURRENT:
                 size += _largest_initial_state(self._op, args)
         elif self._op == "glu":
-            # The sigmoid inside is as exact as 1, times the other half.
+            # The sigmoid inside is as exact as 1, and multiplies the other half.
             size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
         moved = self._rounding_noise(size)
-        # A factor of 0.1 is rounded itself.
+        # A factor such as 0.1 is rounded itself.
         exact = all(float(np.float32(a)) == a for a in args if isinstance(a, float))
         if self._op in _CORRECTLY_ROUNDED and self._unit in _SHORT and exact:
             moved.masked_fill_(value == value.to(_SHORT[self._unit]).to(value.dtype), 0.0)
@@ -232,15 +251,22 @@ class _RoundingInterpreter(WideningInterpreter):
         return moved
 
     def _coordinate_noise(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """What rounded source coordinates do to a resize: kernels compute them in float32 whatever the data's type."""
+        """Draw the error that rounded source coordinates cause in a resize; kernels compute them in float32 for any
+        data type.
+        """
         unit = min(self._unit, FLOAT32)
         antialias = self._op in _ANTIALIASED
         off = torch.from_numpy(resize_error_bound(x.detach().numpy(), list(result.shape), unit, antialias=antialias))
         return off * self._draw_uniform(off)
 
     def _statistics_noise(self, args: Any, result: torch.Tensor) -> torch.Tensor:
-        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
-        apart."""
+        """Draw the error that rounded statistics cause in a norm.
+
+        The error is the same for the whole row, even if the row's elements differ little.
+
+        Returns:
+            Error, with the shape of ``result``.
+        """
         x = args[0]
         second = args[1]
         if self._op in ("layer_norm", "native_layer_norm"):
@@ -262,7 +288,7 @@ class _RoundingInterpreter(WideningInterpreter):
             weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
         if not rows.numel():
             return torch.zeros_like(result)
-        # of instance_norm the momentum too, before the epsilon
+        # instance_norm also has a momentum, before the epsilon.
         floats = [a for a in args[3:] if isinstance(a, float)]
         if floats:
             epsilon = floats[-1]
@@ -280,14 +306,16 @@ class _RoundingInterpreter(WideningInterpreter):
         return away * weight
 
     def _rounding_noise(self, value: torch.Tensor) -> torch.Tensor:
-        """u·ξ·value, ξ in [−1, 1] for each element; nothing where it is not finite, whose rounding would be another
-        number."""
+        """Return u·ξ·value with ξ in [−1, 1] for each element; 0 for values that are not finite, which rounding does
+        not change.
+        """
         drawn = torch.from_numpy(np.asarray(self._rng.random(tuple(value.shape))))
         return drawn.sub_(0.5).mul_(2 * self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
 
     def _complex_rounding_noise(self, value: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-        """As `_rounding_noise`, the real and the imaginary part each by itself: a product rounds both by parts of
-        |value|."""
+        """Draw as `_rounding_noise`, separately for real and imaginary part: a product rounds both in proportion to
+        |value|.
+        """
         parts = [self._rounding_noise(torch.where(torch.isfinite(value), level, 0.0)) for _ in range(2)]
         return torch.complex(*parts)
 
@@ -295,7 +323,7 @@ class _RoundingInterpreter(WideningInterpreter):
         return torch.from_numpy(np.asarray(self._rng.random(tuple(value.shape)))).mul_(2).sub_(1)
 
     def _coarsest_unit(self, values: Any) -> float:
-        """The unit roundoff of the coarsest floating type of a node's results, as the model has them."""
+        """Return the unit roundoff of the coarsest floating dtype among a node's results, 0 if there is none."""
         if isinstance(values, list | tuple):
             every = values
         else:
@@ -312,14 +340,23 @@ class _RoundingInterpreter(WideningInterpreter):
 
 
 def sum_roundings(terms: float) -> float:
-    """Roundings of a sum, in units of the result: of n terms of one size, added one after another, √n/3 (root mean
-    square)."""
+    """Estimate the roundings of a sum of n terms of one size that are added one after another.
+
+    Returns:
+        √n/3 (root mean square), at least 1, in units of u times the result.
+    """
     return float(max(1.0, terms**0.5 / 3))
 
 
 def float32_sum_error(rows: np.ndarray) -> np.ndarray:
-    """What the float32 sum over the last axis is off by, (…, n) -> (…, 1): in `LANES` running sums, as kernels for
-    vectors of 256 bits have them (onnxruntime's InstanceNormalization loses just as much)."""
+    """Compute the error of float32 sums over the last axis.
+
+    The sum is taken in `LANES` running sums, as kernels for vectors of 256 bits do. onnxruntime's InstanceNormalization
+    loses just as much.
+
+    Returns:
+        Absolute errors in float64: (…, n) gives (…, 1); 0 if a sum is not finite.
+    """
     n = rows.shape[-1]
     if not n:
         return np.zeros((*rows.shape[:-1], 1))
@@ -333,8 +370,11 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
 
 
 def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
-    """`float32_sum_error` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the
-    other axes."""
+    """Compute `float32_sum_error` of a sum or mean over ``axes`` (all axes if empty).
+
+    Returns:
+        One number for each result, in the order of the other axes.
+    """
     if x.ndim:
         over = sorted({a % x.ndim for a in axes} or range(x.ndim))
     else:
@@ -345,8 +385,14 @@ def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> n
 
 
 def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """What a row's normalized elements may be off by, all alike and in proportion to x − mean, for statistics in the
-    type of ``unit``."""
+    """Bound the error of a row's normalized elements for statistics in the dtype of ``unit``.
+
+    Args:
+        rows: (…, n), normalized over the last axis.
+
+    Returns:
+        The common error of all elements and the error in proportion to x − mean, each (…, 1).
+    """
     n = rows.shape[-1]
     with np.errstate(all="ignore"):
         mean = rows.mean(-1, keepdims=True)
@@ -361,10 +407,10 @@ def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.
 
 
 def _largest_initial_state(op: str, args: Any) -> float:
-    """The largest finite element of the states that a recurrent op begins with.
+    """Return the largest finite magnitude in the initial states of a recurrent op.
 
-    They are its second operand: a tensor, or a list of two. `normdeploy.loading.recurrent_ops` has an LSTM that
-    takes two tensors.
+    They are its second operand: a tensor, or a list of two. The LSTM of `normdeploy.loading.recurrent_ops` takes two
+    tensors instead.
     """
     if op == "lstm" and isinstance(args[2], torch.Tensor):
         states = args[1:3]

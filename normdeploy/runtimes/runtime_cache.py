@@ -1,9 +1,9 @@
-"""TensorRT-RTX's runtime cache: the kernels that it compiles for this GPU when an engine first runs, kept in a file
-beside the engine.
+"""Keep TensorRT-RTX's runtime cache in a file beside the engine: kernels compiled for this GPU at an engine's first
+run.
 
-The library compares the file with the GPU, the driver and its own version, and takes none that differs
-(``IRuntimeCache.deserialize``). The file is replaced whole, and only where there is something new to keep; of two
-runners that write at once the last one's stays.
+The library compares the file with the GPU, the driver and its own version, and rejects a file that differs
+(``IRuntimeCache.deserialize``). The file is replaced whole, and only if there are new kernels. If two runners write at
+once, the last one wins.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ Wanted = bool | PathLike | None
 
 
 def default_cache_path(engine: PathLike) -> Path:
-    """Where the cache of an engine lies unless another place is named."""
+    """Return the default path of an engine's cache: the engine's path with the suffix ".runtime-cache".
+
+    Returns:
+        Path beside the engine.
+    """
     path = Path(engine)
     return path.with_name(path.name + SUFFIX)
 
 
 class RuntimeCache:
-    """The cache of one engine that is being run.
+    """Cache of one engine that is being run.
 
     Args:
-        engine: its file.
+        engine: the engine file.
         runtime: "tensorrt-rtx", or "tensorrt", which has no such cache.
-        wanted: None reads the file beside the engine where there is one and writes nothing; True writes it too, when
-            the runner is closed; a path is another file, read and written; False is no cache.
+        wanted: None reads the file beside the engine if it exists and writes nothing. True also writes it when the
+            runner is closed. A path names another file to read and write. False uses no cache.
 
     Raises:
-        InputError: a cache is asked for with an engine for TensorRT, or would replace the engine.
-        NormdeployError: it could not be written.
+        InputError: a cache is requested with an engine for TensorRT, or would replace the engine.
+        NormdeployError: its path can't be written.
     """
 
     def __init__(self, engine: PathLike, runtime: str, wanted: Wanted) -> None:
@@ -60,7 +64,11 @@ class RuntimeCache:
         self._before = b""
 
     def attach(self, config: Any) -> str | None:
-        """Give the cache to an IRuntimeConfig; why the file was not used, None where it was or there is none."""
+        """Give the cache to an IRuntimeConfig.
+
+        Returns:
+            The reason why the file was not used; "" or None if it was used or there is none.
+        """
         if not self._reads or not (self._writes or self.path.is_file()):
             return None
         self._cache = config.create_runtime_cache()
@@ -76,7 +84,7 @@ class RuntimeCache:
         return warning
 
     def save(self) -> None:
-        """Write what has been compiled, where it is to be kept and is new."""
+        """Write the compiled kernels if the cache is to be written and has changed."""
         if self._cache is None or not self._writes:
             return
         now = bytes(self._cache.serialize())

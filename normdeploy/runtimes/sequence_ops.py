@@ -1,4 +1,4 @@
-"""Ops on ONNX sequences, which are lists of arrays here (https://onnx.ai/onnx/operators)."""
+"""Compute ops on ONNX sequences, which are lists of arrays here (https://onnx.ai/onnx/operators)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def _concat_from_sequence(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 
 def _split_to_sequence(inputs: Sequence[Any], attrs: Attrs) -> list[Array]:
-    """Split along an axis: into parts of 1, whose axis ``keepdims`` may drop, of one size, or of stated sizes."""
+    """Split along an axis: into parts of size 1 (``keepdims`` may drop the axis), of one given size, or of listed
+    sizes.
+    """
     x = np.asarray(inputs[0])
     axis = attrs.get("axis", 0)
     sizes = optional_input(inputs, 1)
@@ -76,7 +78,11 @@ OPS: Mapping[str, Function] = {
 
 
 def as_array_or_sequence(value: Any) -> Any:
-    """Return an array, or a sequence as it is."""
+    """Convert a value to an array unless it is a sequence.
+
+    Returns:
+        An array, or the list unchanged.
+    """
     if isinstance(value, list):
         return value
     return np.asarray(value)

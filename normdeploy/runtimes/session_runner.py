@@ -1,4 +1,4 @@
-"""ONNX files in onnxruntime, bound to the memory of the caller's arrays."""
+"""Run ONNX files in onnxruntime, bound to the memory of the caller's arrays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .live_runner import LiveRunner
 from .ort_runner import OrtRunner, require_cuda, run_named_feeds, shorten_ort_error
 from .tensor_spec import DTYPES, as_numpy
 
-# torch takes seconds to import, and numpy arrays on the CPU need none of it
+# torch takes seconds to import and is not needed for numpy arrays on the CPU.
 if TYPE_CHECKING:
     import torch
 
     from .cuda_stream import CudaStream
 
-# its gpu_graph_id of a run that neither records nor replays
+# onnxruntime's gpu_graph_id for a run that neither records nor replays.
 _NO_GRAPH = "-1"
 _FLOATS = (
     f"onnxruntime was given the session option {'='.join(*FLOAT_OPERANDS.items())}, with which verify judges it:"
@@ -39,23 +39,23 @@ _ELEMENTS: dict[str, int] = {
 
 
 class SessionRunner(LiveRunner):
-    """An ONNX file, opened for inference.
+    """ONNX file, opened for inference.
 
     Args:
-        path: the file; external weights stand beside it.
+        path: the file; external weights lie beside it.
         provider: "cpu" or "cuda".
-        device: which GPU.
+        device: number of the GPU.
         stream: the CUDA stream to run on (see ``CudaStream``).
         cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is
-        closed.
-        threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each
-        core.
+            closed.
+        threads: threads of one operator on the CPU, which do not spin between runs; 0: onnxruntime's default, one for
+            each core.
 
     Raises:
         GraphError: onnxruntime refuses the file.
         RuntimeCrash: it crashes on the file (`crash_check`).
         RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
-        InputError: the model takes or gives what is no tensor of numbers.
+        InputError: an input or output of the model is not a tensor of numbers.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class SessionRunner(LiveRunner):
                 "user_compute_stream": str(self._cuda.handle),
                 "enable_cuda_graph": str(int(cuda_graph)),
             }
-        # between runs threads that spin would take the cores of others
+        # Spinning threads would occupy cores between runs.
         entries = {"session.force_spinning_stop": "1"} if threads else {}
-        # `verify` judges such files so.
+        # `verify` sets this option for such files too.
         if provider == "cpu" and os.path.isfile(path) and rounds_float_operands(path):
             entries |= FLOAT_OPERANDS
             self.notes = (_FLOATS,)
@@ -85,7 +85,7 @@ class SessionRunner(LiveRunner):
             path, name=self.name, provider=provider, entries=entries, settings=settings, threads=threads, spins=True
         ).session
         self.inputs = tuple(self._tensor_spec(value) for value in self._session.get_inputs())
-        # a file may say one twice
+        # A file may list an output twice.
         self.outputs = tuple({value.name: self._tensor_spec(value) for value in self._session.get_outputs()}.values())
 
     def _tensor_spec(self, value: Any) -> TensorSpec:
@@ -144,11 +144,12 @@ class SessionRunner(LiveRunner):
             if cuda is not None:
                 cuda.synchronize()
 
-        run_once.held = held  # type: ignore[attr-defined]  # the binding holds addresses alone
+        # The binding holds only addresses, so the function keeps the tensors alive.
+        run_once.held = held  # type: ignore[attr-defined]
         return run_once
 
     def _run_bound(self, tensors: Tensors, where: str) -> Tensors:
-        """One run; onnxruntime allocates the outputs and they are handed on as they are."""
+        """Run once; onnxruntime allocates the outputs, which are returned without a copy."""
         held = {name: tensor.contiguous() for name, tensor in tensors.items()}
         binding = self._make_binding(held, where)
         self._run_binding(binding, _NO_GRAPH)
@@ -174,12 +175,12 @@ class SessionRunner(LiveRunner):
             raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
 
     def _replay_graph(self, tensors: Tensors, graphs: dict[tuple[torch.Size, ...], _SessionGraph]) -> Tensors:
-        """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""
+        """Run in the fixed buffers of a recorded graph and copy the outputs on the GPU."""
         assert self._cuda is not None
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in graphs:
             sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
-            # the first run gives the outputs' shapes
+            # The first run gives the outputs' shapes.
             graphs[key] = _SessionGraph(self, len(graphs), sample, self._run_bound(sample, "cuda"))
         return graphs[key](tensors)
 
@@ -202,7 +203,7 @@ class SessionRunner(LiveRunner):
             ) from error
 
     def _run_options(self, graph: str) -> ort.RunOptions | None:
-        """None where there is nothing to say: a run with options takes 50 µs longer (1.31)."""
+        """Return the options of a run; None if there are none, because a run with options takes 50 µs longer (1.31)."""
         if self._graphs is None:
             return None
         options = ort.RunOptions()
@@ -215,7 +216,7 @@ class SessionRunner(LiveRunner):
 
 
 class _SessionGraph:
-    """One recorded combination of shapes: its buffers, and the binding of them."""
+    """Buffers and binding of one recorded combination of shapes."""
 
     def __init__(self, runner: SessionRunner, number: int, inputs: Tensors, outputs: Tensors) -> None:
         import torch
@@ -236,7 +237,7 @@ class _SessionGraph:
 
 
 def _parse_dim(size: int | str | None) -> int | str | None:
-    """Return a dim of onnxruntime as `TensorSpec` has it: None where it has no size and no name."""
+    """Convert a dim of onnxruntime to a `TensorSpec` dim: None if it has neither a size nor a meaningful name."""
     if isinstance(size, str):
         if is_meaningless_dim(size):
             return None
@@ -253,7 +254,7 @@ def _open_cuda(device: int, stream: Any) -> CudaStream:
 def _tensor_from_ort(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
     import torch
 
-    # the wrapper's own __dlpack__ does not take the arguments that torch gives
+    # The wrapper's own __dlpack__ rejects the arguments that torch passes.
     tensor = torch.from_dlpack(value._ortvalue)
-    # onnxruntime says uint8 there
+    # onnxruntime exports bool as uint8.
     return tensor.view(torch.bool) if spec.dtype == "bool" else tensor

@@ -1,11 +1,13 @@
-"""Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
+"""Handle layers whose input is shifted before it is quantized and whose bias compensates the shift.
 
-Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model whose
-weights are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. b
-is a
-float32 number and so are the terms it was summed up from: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it is rounding. Other
-writers' files have the bias c + W·(t/s) of weights W that only they knew, and ξ·((x − t)/s) is in them whole; so only
-biases that the file records are such. A record that is wrong allows less, never more.
+Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s), V the stored
+weight. A model whose weights are V + ξ, which round to the same codes, has the bias b + ξ·(t/s). So another draw of the
+weights means another bias. b is a float32 number and so are the terms of its sum: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it
+is rounding.
+
+Files of other writers have the bias c + W·(t/s) with original weights W that are unknown here, and they contain ξ·((x −
+t)/s) in full. So only biases that the file records are treated this way. A wrong record makes the allowed error
+smaller, never larger.
 """
 
 from __future__ import annotations
@@ -32,8 +34,14 @@ _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtr
 
 
 def find_quantizer_shifts(graph: Float64Evaluator) -> dict[str, Array]:
-    """Result of a MatMul or Gemm -> t/s, float64 [input channels], 0 where the bias takes it back otherwise; of those
-    with a matrix and a recorded bias of their own, which nothing else reads."""
+    """Find layers with a shifted input and a recorded bias.
+
+    Considered are MatMul and Gemm nodes whose weight is a matrix and whose weight and bias no other node reads.
+
+    Returns:
+        Layer output -> t/s, float64 [input channels]; 0 for channels that the record lists as not compensated by the
+        stored weight.
+    """
     recorded = read_recorded_biases(graph.proto)
     if not recorded:
         return {}
@@ -53,7 +61,16 @@ def find_quantizer_shifts(graph: Float64Evaluator) -> dict[str, Array]:
 
 
 def bias_correction(node: onnx.NodeProto, shift: Array, stored: Array, drawn: Array, rng: np.random.Generator) -> Array:
-    """What a draw of the weight adds to the bias: (drawn − stored)·``shift``, and what float32 may have rounded."""
+    """Compute the change of the bias for drawn weights.
+
+    Args:
+        shift: t/s [input channels].
+        stored: the stored weights, dequantized.
+        drawn: the drawn weights, same shape.
+
+    Returns:
+        (drawn − stored)·``shift`` plus a random float32 rounding error, [output channels].
+    """
     across = (lambda w: w.T) if _is_transposed(node) else (lambda w: w)
     size = np.abs(shift) @ np.abs(across(stored))
     return np.asarray(shift @ across(drawn - stored) + FLOAT32 * rng.uniform(-1.0, 1.0, size.shape) * size)
@@ -66,7 +83,7 @@ def _is_transposed(node: onnx.NodeProto) -> bool:
 def _weight_shape(
     graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]
 ) -> tuple[int, ...]:
-    """The shape of the weight's codes; empty where they are no matrix, or not the layer's alone."""
+    """Return the shape of the weight's codes; () if they are not a matrix or another node reads them."""
     made = _producer(graph, node.input[1])
     if made is not None and made.op_type == DEQUANTIZE:
         codes = graph.weights.get(made.input[0])
@@ -80,7 +97,7 @@ def _weight_shape(
 
 
 def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> str:
-    """The bias of a layer; "" where it has none, or one that others read."""
+    """Return the name of a layer's bias; "" if it has none or another node reads it."""
     if node.op_type == "Gemm":
         plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
         names: Sequence[str]
@@ -102,8 +119,10 @@ def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str,
 
 
 def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
-    """t/s of ``name`` = dequantized(quantized((x − t)/s)): what the ops in front of the quantizer make of zero, with
-    the other sign; None where x is not shifted."""
+    """Return t/s for ``name`` = dequantized(quantized((x − t)/s)), or None if x is not shifted.
+
+    The ops before the quantizer map zero to −t/s, so they are applied to zero and the sign is changed.
+    """
     for op in (DEQUANTIZE, QUANTIZE):
         made = _producer(graph, name)
         if made is None or made.op_type != op:

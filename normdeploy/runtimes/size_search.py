@@ -1,7 +1,7 @@
-"""Looks for sizes at which a file runs, where nobody says them and those that are guessed do not.
+"""Search for sizes at which a file runs if none are given and the default guesses fail.
 
-A net of convolutions needs as many pixels as its kernels span, one that halves them five times a multiple of 32, and
-an audio net a window of samples. Some files name a batch and run with a batch of one alone.
+A convolutional net needs as many pixels as its kernels span; a net that halves them five times needs a multiple of 32;
+an audio net needs a window of samples. Some files name a batch dim but run only with a batch of one.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from ..inputs.input_cases import count_elements
 from ..model import ModelSignature
 
-# Small steps first, then the sizes of images (224), of audio windows (400, 512) and of a second of audio (16,000).
+# Small steps first, then typical sizes of images (224), audio windows (400, 512) and a second of audio (16,000).
 _SIZES = (16, 32, 64, 128, 224, 256, 400, 512, 1024, 4096, 16_000, 2**15)
-# input elements that are tried: a batch of two images of 512 by 512 in three channels
+# Limit of input elements: a batch of two 512 by 512 images with three channels, rounded up.
 _MOST = 2**21
 
 
 def find_runnable_sizes(
     model: ModelSignature, guessed: Collection[str], runs: Callable[[Mapping[str, int]], bool]
 ) -> dict[str, int]:
-    """Return sizes of the dims ``guessed`` at which the model runs; {} where their usual sizes do, or none is found.
+    """Search for sizes of the dims ``guessed`` at which the model runs.
 
     Args:
-        model: its dims that are not ``guessed`` keep their usual sizes.
+        model: dims that are not ``guessed`` keep their usual sizes.
         guessed: names of dims.
-        runs: whether the model runs at some sizes.
+        runs: returns whether the model runs at given sizes.
+
+    Returns:
+        Dim name -> size; {} if the usual sizes work or no sizes are found.
     """
     usual = model.usual_sizes
     if runs(usual):
@@ -37,8 +40,11 @@ def find_runnable_sizes(
 
 
 def _iter_other_sizes(model: ModelSignature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
-    """Return other sizes: a batch of one, which many files fix; then larger and larger sizes of all dims but the batch,
-    which is 2 or 1 then, and of all dims."""
+    """Yield other sizes to try.
+
+    First a batch of one, which many files fix. Then larger and larger sizes: of all dims but the batch (which is 2 or
+    1), and of all dims.
+    """
     first = {dim.name for spec in model.inputs for dim in spec.shape[:1]}
     inner = [name for name in guessed if name not in first]
     batches = [dict.fromkeys((name for name in guessed if name in first), size) for size in (2, 1)]

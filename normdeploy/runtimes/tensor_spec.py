@@ -1,5 +1,4 @@
-"""What a runner takes and gives: arrays as their `TensorSpec` says, and any array as a torch tensor over the same
-memory."""
+"""Check a runner's arrays against their `TensorSpec` and view any array as a torch tensor over the same memory."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ..inputs.array_conversion import advise_on_shape, check_names
 from ..model import TensorSpec
 from ..types import Tensors
 
-# torch takes seconds to import, and numpy arrays on the CPU need none of it
+# torch takes seconds to import and is not needed for numpy arrays on the CPU.
 if TYPE_CHECKING:
     import torch
 
@@ -26,13 +25,19 @@ DTYPES = (
 
 
 def as_tensor(name: str, value: Any) -> torch.Tensor:
-    """``value`` as a tensor over the same memory: a torch tensor, a numpy array, or what speaks DLPack or
-    __cuda_array_interface__.
+    """View an array as a torch tensor over the same memory.
 
-    A copy is made only of numpy arrays that torch can't view: big-endian ones, and those with negative strides.
+    A copy is made only of numpy arrays that torch can't view: big-endian ones and those with negative strides.
+
+    Args:
+        name: the input's name, for errors.
+        value: a torch tensor, a numpy array, or an object that supports DLPack or __cuda_array_interface__.
+
+    Returns:
+        Detached tensor on the array's device.
 
     Raises:
-        InputError: it is none of these, or of a dtype that torch does not have.
+        InputError: ``value`` is none of these, or has a dtype that torch lacks.
     """
     import torch
 
@@ -54,7 +59,9 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
 
 
 class _WritableArray:
-    """The same memory without numpy's read-only mark, of which torch warns; no runner writes to its inputs."""
+    """View of the same memory without numpy's read-only flag, of which torch warns; runners do not write to their
+    inputs.
+    """
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -77,7 +84,11 @@ def _tensor_over_array(array: np.ndarray) -> torch.Tensor:
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """An array over the memory of a tensor on the CPU; bfloat16 as ``ml_dtypes.bfloat16``."""
+    """View a CPU tensor as a numpy array over the same memory.
+
+    Returns:
+        The array; bfloat16 as ``ml_dtypes.bfloat16``.
+    """
     import torch
 
     if tensor.dtype == torch.bfloat16:
@@ -86,11 +97,16 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def check_tensor_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> Tensors:
-    """The feeds as tensors over the same memory, in the order of ``specs``.
+    """Check the feeds and view them as tensors over the same memory.
+
+    Args:
+        runner: its name, for errors.
+
+    Returns:
+        Input name -> tensor, in the order of ``specs``.
 
     Raises:
-        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or two inputs give one named
-            dim two sizes.
+        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or one named dim has two sizes.
     """
     check_names(runner, feeds, [spec.name for spec in specs])
     tensors = {spec.name: as_tensor(spec.name, feeds[spec.name]) for spec in specs}
@@ -101,16 +117,18 @@ def check_tensor_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[Te
 
 
 def are_numpy_arrays(feeds: Mapping[str, Any]) -> bool:
-    """Whether all of them are numpy's."""
+    """Return whether all values are numpy arrays or scalars."""
     return all(isinstance(value, np.ndarray | np.generic) for value in feeds.values())
 
 
 def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """``check_tensor_feeds`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in
-    another order of bytes.
+    """Check numpy feeds as ``check_tensor_feeds`` does, without torch.
+
+    Returns:
+        Input name -> array; a copy if it was not contiguous or in another byte order.
 
     Raises:
-        InputError: as ``check_tensor_feeds``.
+        InputError: as for ``check_tensor_feeds``.
     """
     check_names(runner, feeds, [spec.name for spec in specs])
     given = {spec.name: np.asarray(feeds[spec.name]) for spec in specs}
@@ -150,10 +168,18 @@ def _require_matching_specs(
 def select_profile(
     runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None
 ) -> int:
-    """The profile that is named, else the first of ``count`` that holds every shape.
+    """Select the optimization profile for the given shapes.
+
+    Args:
+        runner: its name, for errors.
+        count: number of profiles.
+        named: profile that the user named, or None.
+
+    Returns:
+        ``named``, or the first of ``count`` profiles that admits every shape.
 
     Raises:
-        InputError: the named profile, or every one, leaves a shape out.
+        InputError: the named profile, or every profile, excludes a shape.
     """
     candidates = range(count) if named is None else [named]
     outside: list[str] = []
@@ -173,7 +199,11 @@ def select_profile(
 
 
 def match_input_types(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The outputs as numpy arrays where every input was one, else as they are."""
+    """Convert outputs to numpy arrays if every input was one.
+
+    Returns:
+        Output name -> numpy array or tensor.
+    """
     if are_numpy_arrays(feeds):
         return {name: as_numpy(tensor) for name, tensor in outputs.items()}
     return dict(outputs)

@@ -1,13 +1,14 @@
-"""Runtimes that installed packages bring: the entry points ``normdeploy.runtimes``.
+"""Run files in runtimes of other installed packages, found by the entry points ``normdeploy.runtimes``.
 
     [project.entry-points."normdeploy.runtimes"]
     acme = "acme.runtime:AcmeRunner"
 
-The object is called with the path of an ONNX file (pathlib.Path; its weights may stand beside it) and gives a
-`normdeploy.runtimes.Runner`: ``infer`` takes one numpy array for each input and gives one for each output, by their
-names. ``verify``, ``bench`` and ``run`` run it where they are told its name (``--runner acme``), never by themselves.
-It may raise RuntimeUnavailable where its device or library is not there, GraphError where it refuses the file, and
-InputError where it does not run the model on the inputs given; anything else is an error of the package.
+The object is called with the path of an ONNX file (pathlib.Path; its weights may lie beside it) and returns a
+`normdeploy.runtimes.Runner`. Its ``infer`` takes one numpy array for each input and returns one for each output, by
+name. ``verify``, ``bench`` and ``run`` use the runtime only if its name is given (``--runner acme``).
+
+It may raise RuntimeUnavailable if its device or library is missing, GraphError if it refuses the file, and InputError
+if it does not run the model on the given inputs. Anything else counts as an error of the package.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from . import Runner
 from .live_runner import LiveRunner
 from .tensor_spec import as_numpy, as_tensor
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     pass
 
@@ -38,10 +39,13 @@ _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
 
 
 def require_runtime(name: str) -> Extension:
-    """The package's entry point of a runtime that was named.
+    """Find the entry point of a runtime by its name.
+
+    Returns:
+        The entry point.
 
     Raises:
-        InputError: no installed package brings it.
+        InputError: no installed package provides the runtime.
     """
     matching = extensions.find_extension(extensions.RUNTIMES, name)
     if matching is None:
@@ -54,17 +58,21 @@ def require_runtime(name: str) -> Extension:
 
 
 def third_party_title(extension: Extension) -> str:
-    """What the runtime is called in every table."""
+    """Return the runtime's name in tables.
+
+    Returns:
+        "name (package)".
+    """
     return f"{extension.name} ({extension.package})"
 
 
 class ThirdPartyRunner(LiveRunner):
-    """An ONNX file in a package's runtime.
+    """ONNX file in a package's runtime.
 
     Raises:
-        InputError: no package brings the runtime, or the file is no ONNX.
-        ExtensionError: the package is broken, or gives no Runner.
-        GraphError, RuntimeUnavailable: as the package says.
+        InputError: no package provides the runtime, or the file is not ONNX.
+        ExtensionError: the package is broken, or does not return a Runner.
+        GraphError, RuntimeUnavailable: raised by the package.
     """
 
     _takes_arrays = True
@@ -88,7 +96,7 @@ class ThirdPartyRunner(LiveRunner):
         self._runner: Runner = self._call_package("can't be entered", runner.__enter__) or runner
 
     def _call_package(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)``, with the package's name in what it raises."""
+        """Return ``function(*args)``; errors name the package."""
         try:
             return function(*args)
         except _ITS_OWN as error:
@@ -96,12 +104,12 @@ class ThirdPartyRunner(LiveRunner):
         except NormdeployError:
             raise
         except (Exception, SystemExit) as error:
-            # the package's own code; its exit is no verdict of ours
+            # The package's own code failed; even its SystemExit must not end normdeploy.
             raise self._extension.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for array in arrays.values():
-            # they are the caller's
+            # The arrays belong to the caller, so the package must not change them.
             array.flags.writeable = False
         outputs: Any = self._call_package("fails", self._runner.infer, arrays)
         names = [spec.name for spec in self.outputs]

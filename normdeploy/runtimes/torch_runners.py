@@ -1,7 +1,7 @@
-"""The exported graph run by torch: in the model's own type, and in float64 as the reference of every comparison.
+"""Run the exported graph in torch: in the model's own dtype, and in float64 as the reference of every comparison.
 
-``program.module()`` is not used: it would run the guards that a file brings along, and its own ``.double()`` leaves
-every dtype that is written in the graph as it was (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
+``program.module()`` is not used. It would run the guards that a file contains, and its ``.double()`` leaves dtypes
+written in the graph unchanged (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from .dtype_widening import half_dtype_map, saturate_fills, saturate_to_half, wi
 from .fake_quantize import fake_quantize_float64
 from .fourier_error import spread_nan
 
-# what ``--precision`` takes
+# Values of ``--precision``.
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _TorchRunner(HeldRunner):
+    """Base of runners that interpret a torch.fx graph with the model's parameters."""
+
     name: str
     _interpreter: type[_LocatingInterpreter]
 
@@ -66,7 +68,7 @@ class _TorchRunner(HeldRunner):
             if spec.kind == InputKind.USER_INPUT:
                 arguments.append(next(given))
             else:
-                # as it was loaded, whatever the graph does to it: every call begins from the same state
+                # Every call begins from the loaded values, even if the graph writes to them.
                 value = lifted[spec.arg.name]
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
         return arguments
@@ -87,7 +89,7 @@ class _TorchRunner(HeldRunner):
 
 
 class EagerRunner(_TorchRunner):
-    """``model`` run by torch on the CPU, operator by operator, in its own type."""
+    """Run ``model`` in torch on the CPU, operator by operator, in its own dtype."""
 
     name = "eager"
 
@@ -98,7 +100,11 @@ class EagerRunner(_TorchRunner):
         )
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model once.
+
+        Returns:
+            Output name -> array.
+
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
         """
@@ -113,9 +119,9 @@ class EagerRunner(_TorchRunner):
 
 
 class ModuleRunner(_TorchRunner):
-    """A live module as its user runs it, beside ``model``, which was traced of it.
+    """Run a live module as its user does, next to ``model``, its trace.
 
-    Each call runs a copy, so that state which forward writes neither reaches the user's module nor the next call.
+    Each call runs a copy, so state that forward writes reaches neither the user's module nor the next call.
     """
 
     name = "the module"
@@ -125,24 +131,29 @@ class ModuleRunner(_TorchRunner):
         self._module = module
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run a copy of the module once.
+
         Returns:
             Output name -> array, by the names of the model's outputs.
 
         Raises:
-            InputError: the feeds do not fit, or the module does not run on them, or returns other outputs.
+            InputError: the feeds do not fit, or the module does not run on them or returns other outputs.
         """
         return self._run_module(copy_module(self._module).eval(), feeds)
 
     def infer_twice(self, feeds: Arrays) -> tuple[RunResult, RunResult]:
-        """Run one copy twice on the same inputs, as ``infer``: what it keeps from call to call shows in the second."""
+        """Run one copy of the module twice on the same inputs; state kept from call to call shows in the second result.
+
+        Returns:
+            Outputs of both calls, as from ``infer``.
+        """
         module = copy_module(self._module).eval()
         return self._run_module(module, feeds), self._run_module(module, feeds)
 
     def _run_module(self, module: torch.nn.Module, feeds: Arrays) -> RunResult:
         flat = with_constant_inputs(self._model.program, self._input_tensors(feeds))
         args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
-        # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a
+        # Without gradients torch's encoder layers use a fused kernel, which traces do not contain. It gives NaN if a
         # mask hides a whole row.
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -150,7 +161,7 @@ class ModuleRunner(_TorchRunner):
             with preserve_torch_state(), torch.no_grad():
                 returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:
-            # whatever the user's forward raises
+            # The user's forward may raise any exception.
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
@@ -161,14 +172,13 @@ class ModuleRunner(_TorchRunner):
 
 
 class HalfRunner(_TorchRunner):
-    """``model`` run by torch on the CPU with float32 set to ``half`` (float16 or bfloat16) in parameters, inputs and
-    the whole graph.
+    """Run ``model`` in torch on the CPU with float32 replaced by ``half`` in parameters, inputs and the whole graph.
 
-    What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own
-    types and rounded; floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and
-    its result rounded. Finite constants that ``half`` does not hold, as masks are, become its largest or lowest number.
-    An upcast to float32 that is written in the model is half too: in a graph that was traced in float32 it can't be
-    told from a cast back.
+    This is the eager result in half precision (float16 or bfloat16), which half-precision files are compared with.
+    Inputs are given in the model's own dtypes and rounded; floating outputs are in ``half``. An operator without a
+    kernel for ``half`` runs in float32 and its result is rounded. Finite constants beyond the range of ``half``, such
+    as masks, become its largest or lowest number. An upcast to float32 in the model becomes ``half`` too: in a graph
+    traced in float32 it can't be told from a cast back.
     """
 
     name = EagerRunner.name
@@ -182,7 +192,11 @@ class HalfRunner(_TorchRunner):
         self._half = half
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model once.
+
+        Returns:
+            Output name -> array; floating outputs are in the half dtype.
+
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
         """
@@ -195,14 +209,13 @@ class HalfRunner(_TorchRunner):
 
 
 class Float64Runner(_TorchRunner):
-    """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to
-    float64.
+    """Reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to float64.
 
-    Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as
-    float64. ``model`` itself is not changed; its parameters are upcast where they are used, one at a time.
+    Inputs are upcast, so they keep the values that the model gets in its own dtype. Floating outputs are float64.
+    ``model`` itself is not changed; its parameters are upcast one at a time as they are used.
 
     Raises:
-        NormdeployError: the graph reads the bits of a floating tensor, which float64 has others of.
+        NormdeployError: the graph reads the bits of a floating tensor, which differ in float64.
     """
 
     name = "float64 reference"
@@ -211,12 +224,16 @@ class Float64Runner(_TorchRunner):
         super().__init__(model, widen_graph(copy.deepcopy(model.program.graph_module)), lifted_values(model.program))
         self._settled = find_data_independent_nodes(self._graph, self._lifted)
         self._interpreter = partial(WideningInterpreter, settled=self._settled)  # type: ignore[assignment]
-        # what is written to is one tensor for the whole run
+        # A tensor that the graph writes to must be the same object for the whole run.
         if self._mutates:
             self._lifted = {name: widen_tensor(value) for name, value in self._lifted.items()}
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the model once in float64.
+
+        Returns:
+            Output name -> array; floating outputs are float64.
+
         Raises:
             InputError: the feeds do not fit the model's inputs.
             NormdeployError: an operator does not run in float64.
@@ -228,8 +245,13 @@ class Float64Runner(_TorchRunner):
         return self._run_widened([widen_tensor(tensor) for tensor in self._input_tensors(feeds)], lifted)
 
     def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
-        """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is
-        ill-conditioned."""
+        """Run the model with every parameter, buffer, constant and input changed at random by up to ``unit``, relative.
+
+        Outputs that change much are ill-conditioned.
+
+        Returns:
+            Outputs as from ``infer``.
+        """
         rng = torch.Generator().manual_seed(seed)
 
         def perturb_tensor(value: Any) -> Any:
@@ -244,8 +266,8 @@ class Float64Runner(_TorchRunner):
 
     def _run_widened(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
         try:
-            # The default type is that of arange(0.5), an int divided by an int, and the like. Fused attention kernels
-            # pass by the keys that a mask hides, and a NaN among them; the products of the definition do not.
+            # arange(0.5), an int divided by an int, and the like take the default dtype. Fused attention kernels skip
+            # the keys that a mask hides, including NaN among them; the products of the definition do not.
             with _default_dtype(torch.float64), sdpa_kernel(SDPBackend.MATH):
                 return self._call_graph(inputs, lifted)
         except _NodeFailed as failed:
@@ -256,18 +278,26 @@ class Float64Runner(_TorchRunner):
 
 
 class _NodeFailed(Exception):
-    """A node could not be run."""
+    """Raised if a node can't be run."""
 
 
 class _LocatingInterpreter(torch.fx.Interpreter):
-    """Says which operator of which module failed."""
+    """Name the operator and module that failed."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
-        # would add the user's source to the message
+        # It would add the user's source code to the message.
         self.extra_traceback = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node.
+
+        Returns:
+            The node's value.
+
+        Raises:
+            _NodeFailed: the node failed; the message names operator and module.
+        """
         try:
             return super().run_node(n)
         except Exception as error:
@@ -285,9 +315,14 @@ class _LocatingInterpreter(torch.fx.Interpreter):
 
 
 class _Float32FallbackInterpreter(_LocatingInterpreter):
-    """Runs in float32, and rounds the result, what has no kernel for its types."""
+    """Run operators without a kernel for their dtypes in float32, and round the result."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator.
+
+        Returns:
+            Its result in the half dtype.
+        """
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
@@ -308,25 +343,31 @@ class _Float32FallbackInterpreter(_LocatingInterpreter):
 
 @dataclass(frozen=True)
 class NarrowParameter:
-    """A parameter that is to be float64 where it is read."""
+    """Parameter that is converted to float64 when it is read."""
 
     tensor: torch.Tensor
 
 
 class WideningInterpreter(_LocatingInterpreter):
-    """Parameters become float64 where they are read, one at a time; settled integers are the model's own.
+    """Convert parameters to float64 as they are read, one at a time; settled integers are computed in the model's
+    dtypes.
 
     Args:
-        settled: which these are.
+        settled: the settled nodes (see `data_independent`).
     """
 
     def __init__(self, module: torch.fx.GraphModule, settled: DataIndependent[torch.fx.Node]) -> None:
         super().__init__(module)
         self._settled = settled
-        # Settled floats, in the types that the model states.
+        # Settled floats, in the dtypes that the model states.
         self._stated: dict[torch.fx.Node, Any] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node; a settled float node also runs in the model's dtypes.
+
+        Returns:
+            The node's value in float64.
+        """
         if n in self._settled.floats:
             args, kwargs = map_arg((n.args, n.kwargs), self._read_as_stated)
             self._stated[n] = tree_map(_cast_as_traced, n.target(*args, **kwargs), n.meta["val"])  # type: ignore[operator]
@@ -339,6 +380,11 @@ class WideningInterpreter(_LocatingInterpreter):
         return _cast_as_traced(value.tensor if isinstance(value, NarrowParameter) else value, read.meta.get("val"))
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        """Replace the nodes in ``args`` by their values.
+
+        Returns:
+            ``args`` with values: stated ones for a node that makes settled integers, float64 ones otherwise.
+        """
         if n in self._settled.integers:
             return map_arg(args, self._read_as_stated)
         return map_arg(args, lambda node: self._widen_parameter(self.env[node]))
@@ -349,6 +395,11 @@ class WideningInterpreter(_LocatingInterpreter):
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator, with replacements for operators that are wrong or slow in float64.
+
+        Returns:
+            Its result.
+        """
         schema = getattr(target, "_schema", None)
         if schema is None:
             return super().call_function(target, args, kwargs)
@@ -366,7 +417,7 @@ HalfRunner._interpreter = _Float32FallbackInterpreter
 
 
 def _cast_as_traced(value: Any, stated: Any) -> Any:
-    """Give a floating tensor the type that ``stated``, a traced one, has."""
+    """Cast a floating tensor to the dtype of the traced value ``stated``."""
     tensors = isinstance(value, torch.Tensor) and isinstance(stated, torch.Tensor)
     if tensors and value.is_floating_point():
         return value.to(stated.dtype)
@@ -374,7 +425,11 @@ def _cast_as_traced(value: Any, stated: Any) -> Any:
 
 
 def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:
-    """Placeholder -> the parameter, buffer or constant that the graph takes by it."""
+    """Collect the parameters, buffers and constants that the graph takes as arguments.
+
+    Returns:
+        Placeholder name -> value.
+    """
     values = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind != InputKind.USER_INPUT and spec.target is not None:
@@ -393,10 +448,11 @@ def _is_bfloat16(value: Any) -> bool:
 
 @contextmanager
 def _without_amx() -> Iterator[None]:
-    """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only
-    announce them."""
+    """Disable oneDNN: for bfloat16 it uses AMX instructions, which kill the process in virtual machines that only
+    announce them.
+    """
     with warnings.catch_warnings():
-        # of a setting that ``flags`` touches besides
+        # ``flags`` also touches another setting, which warns.
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
             yield
@@ -407,7 +463,7 @@ def _is_mutating(node: torch.fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-# torch's default dtype belongs to the whole process
+# torch's default dtype is global to the process.
 _DEFAULT_DTYPE = threading.RLock()
 
 

@@ -1,6 +1,6 @@
-"""TensorRT and TensorRT-RTX engines, run through Polygraphy where a GPU is there.
+"""Run TensorRT and TensorRT-RTX engines through Polygraphy on the machine's GPU.
 
-Polygraphy drives one of the two per process: which, is fixed when it is first imported.
+Polygraphy drives only one of the two libraries per process; its first import fixes which one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from .runtime_cache import RuntimeCache, Wanted
 # runtime -> its Python package
 PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
-# the first bytes of an engine; TensorRT's own differ in the first
+# The first bytes of an engine; TensorRT's own engines differ only in the first byte.
 _RTX_MAGIC = b"vtrt"
 
 
 class TrtRunner(HeldRunner):
-    """An engine file on the GPU of this machine.
+    """Engine file on the GPU of this machine.
 
     Args:
-        engine: the file; which runtime it is for is told from its first bytes.
+        engine: the file; its first bytes tell which runtime it is for.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
 
     Raises:
-        RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
-        NormdeployError: the file is no engine, or not one for this GPU and this version.
+        RuntimeUnavailable: the package, the GPU or a CUDA library is missing.
+        InputError: the file does not exist or is not an engine.
+        NormdeployError: the engine was not built for this GPU and this version.
     """
 
     def __init__(self, engine: PathLike, runtime_cache: Wanted = None) -> None:
@@ -80,7 +81,7 @@ class TrtRunner(HeldRunner):
             raise NormdeployError(f"{self._path.name} can't be loaded on this GPU: {why}") from error
 
     def _make_context(self, engine: Any) -> Any:
-        """TensorRT-RTX's execution context, with its kernels' cache."""
+        """Make TensorRT-RTX's execution context with its runtime cache."""
         if engine is None:
             return None
         config = engine.create_runtime_config()
@@ -88,11 +89,15 @@ class TrtRunner(HeldRunner):
         return engine.create_execution_context(config)
 
     def accepts_shapes(self, feeds: Arrays) -> bool:
-        """Whether every input's shape lies within one of the profiles that the engine was built with."""
+        """Return whether one of the engine's profiles admits the shape of every input.
+
+        Returns:
+            False if some shape is outside every profile.
+        """
         return self._find_profile(feeds) is not None
 
     def _find_profile(self, feeds: Arrays) -> int | None:
-        """The first profile that holds every input's shape."""
+        """Return the first profile that admits the shape of every input, or None."""
 
         def accepts_all_shapes(index: int) -> bool:
             for name, array in feeds.items():
@@ -105,20 +110,32 @@ class TrtRunner(HeldRunner):
         return next((i for i in range(self._runner.engine.num_optimization_profiles) if accepts_all_shapes(i)), None)
 
     def input_dtypes(self) -> dict[str, np.dtype]:
-        """Of the inputs."""
+        """Read the dtypes of the inputs.
+
+        Returns:
+            Input name -> numpy dtype.
+        """
         return {
             name: _numpy_dtype(self._runner.engine.get_tensor_dtype(name).name)
             for name in self._runner.get_input_metadata()
         }
 
     def float_types(self) -> set[str]:
-        """The floating types of inputs and outputs: "float32", "float16", "bfloat16"."""
+        """Collect the floating types of inputs and outputs.
+
+        Returns:
+            Set of "float32", "float16", "bfloat16".
+        """
         engine = self._runner.engine
         kinds = {engine.get_tensor_dtype(engine.get_tensor_name(i)).name for i in range(engine.num_io_tensors)}
         return {FLOATS[kind] for kind in kinds if kind in FLOATS}
 
     def infer(self, feeds: Arrays) -> RunResult:
-        """
+        """Run the engine once.
+
+        Returns:
+            Output name -> array.
+
         Raises:
             InputError: the feeds do not fit the engine's inputs and profile.
         """
@@ -144,8 +161,7 @@ def _numpy_dtype(kind: str) -> np.dtype:
 
 
 class _ErrorLogHandler(logging.Handler):
-    """Collects what Polygraphy and TensorRT say of errors, which would go to the terminal and is not in the
-    exceptions."""
+    """Collect errors that Polygraphy and TensorRT log; they would go to the terminal, and the exceptions lack them."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -159,10 +175,15 @@ class _ErrorLogHandler(logging.Handler):
         self._messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Collect a record as one line."""
         self._messages.append(" ".join(record.getMessage().split()))
 
     def take_errors(self) -> str:
-        """All since the last time, in one line."""
+        """Return all messages since the last call.
+
+        Returns:
+            One line; "no reason is given" if there are none.
+        """
         messages = "; ".join(dict.fromkeys(self._messages))
         self._messages = []
         return messages or "no reason is given"
@@ -174,10 +195,14 @@ def _error_log() -> _ErrorLogHandler:
 
 
 def is_engine(path: PathLike) -> bool:
-    """Told from the first bytes, which TensorRT and TensorRT-RTX share but for the first.
+    """Return whether a file is an engine, by its first bytes. Those of TensorRT and TensorRT-RTX differ only in the
+    first.
+
+    Returns:
+        True for an engine of either runtime.
 
     Raises:
-        InputError: there is no such file.
+        InputError: the file does not exist.
     """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
@@ -186,9 +211,13 @@ def is_engine(path: PathLike) -> bool:
 
 
 def read_runtime(engine: Path) -> str:
-    """
+    """Read from an engine's first bytes which runtime it is for.
+
+    Returns:
+        "tensorrt-rtx" or "tensorrt".
+
     Raises:
-        InputError: there is no such file, or it is no engine.
+        InputError: the file does not exist or is not an engine.
     """
     if not engine.is_file():
         raise InputError(f"there is no engine {str(engine)!r}; make one with `normdeploy build`")
@@ -204,7 +233,14 @@ def read_runtime(engine: Path) -> str:
 
 
 def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
-    """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; None where nothing."""
+    """Explain why ``runtime`` can't be used on this machine.
+
+    Args:
+        gpu: also require a GPU.
+
+    Returns:
+        The missing part and advice, or None if nothing is missing.
+    """
     if importlib.util.find_spec(PACKAGES[runtime]) is None:
         return f"{TITLES[runtime]} is not installed; pip install {PACKAGES[runtime].replace('_', '-')}"
     if importlib.util.find_spec("polygraphy") is None:
@@ -215,7 +251,11 @@ def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
 
 
 def installed_version(runtime: str) -> str:
-    """The version of the installed library, which is not imported; "" where its package does not tell."""
+    """Look up the version of the installed library without importing it.
+
+    Returns:
+        The version; "" if the package's metadata is missing.
+    """
     distributions = importlib.metadata.packages_distributions().get(PACKAGES[runtime], ())
     if distributions:
         return importlib.metadata.version(distributions[0])
@@ -224,7 +264,11 @@ def installed_version(runtime: str) -> str:
 
 @functools.cache
 def explain_missing_gpu() -> str | None:
-    """Why no NVIDIA GPU can be used here, None where one can."""
+    """Explain why no NVIDIA GPU can be used here.
+
+    Returns:
+        The reason, or None if a GPU can be used.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -238,10 +282,13 @@ def explain_missing_gpu() -> str | None:
 
 
 def select_library(runtime: str) -> Any:
-    """Tell Polygraphy which of the two it drives, and return that one's package.
+    """Set the library that Polygraphy drives and import its package.
+
+    Returns:
+        The module ``tensorrt`` or ``tensorrt_rtx``.
 
     Raises:
-        RuntimeUnavailable: this process has been using the other.
+        RuntimeUnavailable: this process has already used the other library.
     """
     rtx = runtime == "tensorrt-rtx"
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if rtx else "0"

@@ -1,6 +1,6 @@
-"""Rounds numbers below the smallest normal one as a type does: to one spacing there, zero among it.
+"""Round numbers below the smallest normal one as a dtype does: to multiples of one spacing, including zero.
 
-Relative roundings alone leave 1e-60 and 1e-90 in order. In float32 both are 0, so either may come first.
+Relative roundings alone keep the order of 1e-60 and 1e-90. In float32 both are 0, so either may come first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from ..dtypes import UNIT_ROUNDOFF
 
 @dataclass(frozen=True)
 class _SubnormalRange:
-    """The smallest normal number of a type, and the spacings below it, by the kernels that there are.
+    """Smallest normal number of a dtype and the spacings below it that kernels use.
 
-    They are that of subnormal numbers, and ``normal`` itself where these become 0.
+    Attributes:
+        normal: the smallest normal number.
+        spacings: the spacing of subnormal numbers; also ``normal`` itself, for kernels that flush these to 0.
     """
 
     normal: float
     spacings: tuple[float, ...]
 
 
-# By the unit roundoff.
+# Unit roundoff -> range.
 _SMALL = {
     UNIT_ROUNDOFF["float32"]: _SubnormalRange(2.0**-126, (2.0**-149, 2.0**-126)),
     UNIT_ROUNDOFF["float16"]: _SubnormalRange(2.0**-14, (2.0**-24,)),
@@ -32,9 +34,12 @@ _SMALL = {
 
 
 def round_underflow(values: np.ndarray, unit: float, rng: np.random.Generator) -> None:
-    """Round the float64 ``values`` that a type's normal numbers do not reach, up or down at random, in place.
+    """Round float64 values below a dtype's smallest normal number up or down at random, in place.
 
-    A number keeps its sign, and its value on average. ``unit``: the type's unit roundoff.
+    A number keeps its sign, and its value on average.
+
+    Args:
+        unit: the dtype's unit roundoff; nothing happens for a dtype without a listed range.
     """
     if (small := _SMALL.get(unit)) is None:
         return
