@@ -323,7 +323,7 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
     return None
 
 
-# ------------------------------------------------------------------ the linear op behind
+# ------------------------------------------------------------------ linear op behind
 
 
 @dataclass(frozen=True)

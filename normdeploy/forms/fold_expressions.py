@@ -147,7 +147,7 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     s is large, so that floats lose no digits if b is large against a.
 
     Returns:
-        a and b, in the shape of the chain's output.
+        a and b, over the axes of the chain's output.
     """
     axes = tuple(m.plan.atoms_of(s) for s in m.plan.shape_of_file(shape_of(graph, chain.leaves[0])))
     # The three inputs are three draws of one evaluation.

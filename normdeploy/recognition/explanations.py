@@ -93,7 +93,7 @@ def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
     return bool(module) and any(wanted(".".join(parts[:i])) for i in range(1, len(parts) + 1))
 
 
-# ------------------------------------------------------------------ a finding
+# ------------------------------------------------------------------ explanation of a finding
 
 
 def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explanation:
@@ -234,7 +234,7 @@ def _type_text(value: object) -> str:
         return str(value)
 
 
-# ------------------------------------------------------------------ nothing found
+# ------------------------------------------------------------------ explanation without a finding
 
 
 def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding]) -> list[str]:
