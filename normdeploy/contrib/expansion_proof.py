@@ -71,6 +71,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
 def _prove_at_sizes(
     memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Identity | NotProved:
+    """Prove the expansion for inputs of these sizes, once for all equal nodes."""
+
     def prove_sides() -> Identity:
         return _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
 
@@ -88,6 +90,7 @@ def _prove_exactly(sides: Equivalence) -> Identity:
 def _expansion_equivalence(
     op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Equivalence:
+    """Build the two sides of the proof: the owner's definition and the written nodes."""
     node = writer.node
     opset = writer.opset
     wanted = [i for i, name in enumerate(node.output) if name]

@@ -126,6 +126,7 @@ def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | No
 
 
 def _summand_shape(t: _ForeignInput, x: Sequence[Size]) -> Shape:
+    """Determine the shape of a second summand from the file's dims, or else from those of ``x``."""
     dims = (None,) * len(x) if t.dims is None else t.dims
     in_front = [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims[: max(len(dims) - len(x), 0)])]
     return (

@@ -162,6 +162,7 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
 
 
 def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms) -> None:
+    """Standardize a body or function and add its findings with their place."""
     inside = ForeignNorms()
     out = _standardize_graph(nested.model, around, inside)
     if inside.expansions:
@@ -188,6 +189,7 @@ def _with_location(finding: Finding, nested: Subgraph) -> Finding:
 
 
 def _require_expandable(op: ForeignOp, node: onnx.NodeProto, opset: int) -> None:
+    """Raise RefusedError if the opset, an attribute or the inputs don't allow an expansion."""
     if opset < OLDEST:
         raise RefusedError(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
     unknown = sorted({a.name for a in node.attribute} - {*op.row.attributes} - op.ignored)

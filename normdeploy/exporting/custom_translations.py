@@ -71,6 +71,7 @@ def _load_table(extension: extensions.Extension) -> Table:
 
 
 def _validate_table(table: Table, name: str) -> dict[Any, Any]:
+    """Check the types of a table and resolve its keys to overloads."""
     if not isinstance(table, Mapping):
         raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
     checked = {}

@@ -136,6 +136,7 @@ def export_without_weights(
 
 
 def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
+    """Serialize the model with its large weights separate."""
     arrays = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -153,6 +154,7 @@ def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
 
 
 def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
+    """Inline functions, fix nodes, and give names and metadata their final form."""
     common.InlinePass()(exported)
     apply_fixes(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
@@ -172,6 +174,7 @@ def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
 
 
 def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
+    """Give inputs, outputs and dims the user's names."""
     for kind, values, names in (
         ("inputs", graph.inputs, [i.name for i in model.inputs]),
         ("outputs", graph.outputs, list(model.outputs)),

@@ -27,6 +27,7 @@ def apply_fixes(graph: ir.Graph) -> None:
 
 
 def _drop_zero_bias(node: ir.Node) -> None:
+    """Remove a Conv's bias if it is an Expand of zeros."""
     if len(node.inputs) > 2:
         bias = node.inputs[2]
     else:
@@ -63,6 +64,7 @@ def _remove_unread_nodes(node: ir.Node) -> None:
 
 
 def _expand_attention_mask(node: ir.Node) -> None:
+    """Expand the mask to (..., queries, keys) unless its last two dims are known to be full."""
     query, key, _, mask, past, *_ = (*node.inputs, None, None)
     if query is None or key is None or mask is None or past is not None or node.graph is None:
         return
@@ -83,6 +85,7 @@ def _expand_attention_mask(node: ir.Node) -> None:
 
 
 def _replace_by_max(node: ir.Node) -> None:
+    """Replace a floating Clip from zero without an upper bound by Max."""
     data, low, high, *_ = (*node.inputs, None, None)
     if (
         data is None

@@ -276,6 +276,7 @@ def _constant_number(value: ir.Value | None) -> float | None:
 
 
 def _constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """Return a constant of one element as an array; None for other tensors."""
     if value is None:
         return None
     constant = value.const_value

@@ -40,6 +40,7 @@ def require_translatable(program: torch.export.ExportedProgram, *, own: Containe
 
 
 def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, str]]:
+    """Yield each operator that the exporter translates wrongly, with a description of the fault."""
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue

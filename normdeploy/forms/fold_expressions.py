@@ -241,6 +241,7 @@ def _channel_vector(m: ProofInterpreter, v: Value, n: int, share: FoldShare) -> 
 def _evaluate_share(
     m: ProofInterpreter, graph: Graph, share: FoldShare, a: Value, b: Value | None, *, absolute: bool
 ) -> dict[int, Value]:
+    """Compute weight and bias of one linear op, by the id of the constant."""
     linear = share.linear
     # The weight is only multiplied by scales in float64, so it may stay in its narrow type.
     w = constant_value(m, graph, linear.node.inputs[linear.weight], narrow=True)

@@ -103,6 +103,7 @@ def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, chann
 def _write_regrouped(
     graph: Graph, norm: Norm, writer: NodeWriter, groups: int, perm: list[int], op: str
 ) -> NormForm | Refusal:
+    """Write a Reshape to (N, groups, −1), the norm ``op``, a Reshape back, and gamma and beta."""
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
         return Refusal("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)

@@ -12,7 +12,7 @@ Over one axis its shape is never (1,). onnxruntime fuses an Add before such a no
 fails (1.31: "Last dimension of gamma and input does not match"). There the scale is as long as the row, or has shape
 (1, 1) for a dynamic row, which onnxruntime does not take for a gamma.
 
-onnxruntime's kernel is several times as fast with one number per element, so scale and shift are broadcast if the sizes
+onnxruntime's kernel is several times as fast with one number per element, so scale and shift are expanded if the sizes
 are static (`forms.measured_forms`).
 
 Unbiased variance needs no separate form: gamma and epsilon already contain its factor

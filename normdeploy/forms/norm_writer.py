@@ -18,7 +18,7 @@ from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
-# Limit of elements of a scale that is broadcast only because the runtime is faster with one value per element.
+# Limit of elements of a scale that is expanded only because the runtime is faster with one value per element.
 WIDEST = 2**20
 
 
@@ -67,7 +67,7 @@ class NodeWriter:
         """Provide a scale or bias of ``shape`` in the type of x.
 
         Args:
-            param: None stands for ``neutral`` everywhere.
+            param: None means ``neutral`` everywhere.
 
         Returns:
             data unchanged, an initializer of the file if it fits, otherwise a new constant.
@@ -217,7 +217,7 @@ def trailing_axis(norm: Norm) -> int | None:
 
 
 def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
-    """Check whether the runtime is faster with scale and shift of one number per element of ``axes``.
+    """Check whether the runtime is faster with scale and shift expanded to one number per element of ``axes``.
 
     Returns:
         True only for static sizes of at most `WIDEST` elements.
@@ -246,7 +246,7 @@ def prefers_instances(norm: Norm, runtime: str) -> bool:
     """Check whether a layer norm runs faster as instances.
 
     Returns:
-        True if its scale is narrower than its rows, can't be broadcast, and the runtime is faster with instances.
+        True if its scale is narrower than its rows, can't be expanded, and the runtime is faster with instances.
     """
     axis = trailing_axis(norm)
     if (

@@ -26,6 +26,7 @@ def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
 
 
 def _ask_package(graph: Graph, norm: Norm, guest: ThirdPartyNorm) -> NormForm | None:
+    """Run a package's form; None if it refuses the norm."""
     row = guest.row
     extension = guest.extension
     what = f"has a form of {row.name} that fails at {norm.y.name!r}"

@@ -185,6 +185,7 @@ def all_third_party_norms() -> tuple[ThirdPartyNorm, ...]:
 
 
 def _is_reserved_domain(domain: str) -> bool:
+    """Return True for a domain that no package may use."""
     return any(domain == taken or domain.startswith(f"{taken}.") for taken in _TAKEN)
 
 
@@ -197,6 +198,7 @@ def _norms_of_domain(domain: str) -> Mapping[str, ThirdPartyNorm]:
 
 @lru_cache(maxsize=64)
 def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
+    """Load and check the norms of a package, by op name."""
     brought: Any = extension.load()
     if callable(brought) and not isinstance(brought, GuestNorm):
         brought = extension.run("fails", brought)

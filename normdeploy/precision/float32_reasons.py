@@ -77,6 +77,7 @@ Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    """Find a reason in the node's op."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
         return "control flow", made, "a body of control flow is left in float32 as a whole", None
@@ -149,6 +150,7 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozen
 
 
 def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    """Find a constant of the node that overflows or becomes subnormal in half."""
     always = float32_inputs(node, view.opset, view.form)
     constants = [
         (k, name, initializer_values(view.constants[name]))
@@ -192,6 +194,7 @@ def _is_float32_tensor(view: PrecisionView, name: str) -> bool:
 
 
 def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collection[str]) -> Reason | None:
+    """Find an output of the node whose seen values don't fit into half."""
     for name in node.output:
         if name in view.floating_tensors and (why := describe_overflow(view, name, carried)):
             return "range", name, why, view.ranges[name].magnitude

@@ -88,6 +88,7 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
 def _grow_regions(
     view: PrecisionView, kept: dict[int, Float32Region], carried: Collection[str], wide_inputs: Collection[str]
 ) -> None:
+    """Add the nodes that belong to those kept so far, as the module describes."""
     roots = dict(kept)
     for i, island in roots.items():
         if island.kind == "statistics":
@@ -169,6 +170,7 @@ def _keep_enclosed_nodes(view: PrecisionView, kept: dict[int, Float32Region], wi
 
 
 def _regions_in_order(view: PrecisionView, kept: Mapping[int, Float32Region]) -> list[Float32Region]:
+    """List the regions in the graph's order, each with the first outputs of its nodes."""
     members: dict[int, list[int]] = defaultdict(list)
     by_id: dict[int, Float32Region] = {}
     for i in sorted(kept):

@@ -183,6 +183,7 @@ def recast_inputs(inputs: Sequence[InputSpec], account: PrecisionReport) -> tupl
 
 
 def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
+    """Raise InputError if the model has the other half type or nothing in float32."""
     if form.onnx == TensorProto.FLOAT16:
         other = TensorProto.BFLOAT16
     else:
@@ -290,6 +291,7 @@ def _drop_unread_weights(graph: onnx.GraphProto) -> None:
 
 
 def _io_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the dtype names of inputs and of outputs, by name."""
     initializers = {t.name for t in proto.graph.initializer}
 
     def types_by_name(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:

@@ -117,7 +117,7 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
                 factor
                 and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
             ):
-                # The unit roundoff is the result's own rounding.
+                # The error exceeds the unit roundoff, by which the result is rounded anyway.
                 inexact[i] = name, largest[i]
     return inexact
 

@@ -48,7 +48,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto = onnx.inliner.inline_selected_functions(proto, foreign)
     else:
         proto = copy_model(proto)
-    # Old IR versions list the weights as inputs, whose types could not change.
+    # Old IR versions list every weight as an input, without meaning it as a default that a caller may replace.
     if proto.ir_version < IR_OF_CONSTANTS:
         weights = {t.name for t in proto.graph.initializer}
         for v in [v for v in proto.graph.input if v.name in weights]:

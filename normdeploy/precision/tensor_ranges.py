@@ -39,9 +39,9 @@ _UNKNOWN = 1 << 22
 # bytes of tensors up to which a model is passed to onnxruntime in memory
 _IN_MEMORY = 1 << 30
 _AFFORDABLE = 8
-# most elements of generated inputs: 256 MB
+# limit of elements of generated inputs: 256 MB
 _GENERATED = 1 << 26
-# most elements of a tensor computed from generated inputs: 1 GB; the attention of an SDXL at 1024² has 1.7e8
+# limit of elements of a tensor computed from generated inputs: 1 GB; the attention of an SDXL at 1024² has 1.7e8
 _LARGEST = 1 << 28
 # size of an unnamed dynamic dim in generated inputs
 _FEW = 2

@@ -213,6 +213,10 @@ class CastWriter:
         graph: changed in place by ``rewrite_graph``; each node must follow the nodes that it reads.
         floating: names of the tensors that are float32 or half.
         float32: the parts that stay float32.
+
+    Attributes:
+        wide_nodes: indices of float32 nodes in the new graph.
+        count: number of Casts written.
     """
 
     def __init__(self, graph: onnx.GraphProto, floating: set[str], float32: Float32Parts, form: HalfFormat) -> None:
@@ -231,12 +235,12 @@ class CastWriter:
         self._made: dict[tuple[str, bool], str] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._copies: list[onnx.TensorProto] = []
-        # indices of float32 nodes in the new graph
         self.wide_nodes: set[int] = set()
         self.count = 0
         self._outputs = {v.name: v.name in float32.outputs for v in graph.output if v.name in floating}
 
     def _narrow_read_names(self) -> set[str]:
+        """Collect the tensors that half nodes read, and the graph's outputs."""
         read = set[str]()
         for place, node in enumerate(self._graph.node):
             if place not in self._float32.nodes:
@@ -259,6 +263,10 @@ class CastWriter:
         return weights | {name for name, wide in self._is_wide.items() if wide}
 
     def _add_node(self, node: onnx.NodeProto, wide: bool, always: Collection[int]) -> None:
+        """Append a node with its inputs in its precision, followed by Casts of outputs that must have the other one.
+
+        A Cast between float32 and half is dropped if the new graph does not need it.
+        """
         if node.op_type == "Cast" and node.input[0] in self._floating and node.output[0] in self._floating:
             source = self._renamed.get(node.input[0], node.input[0])
             if source not in self._weights and self._is_wide[source] == wide and node.output[0] not in self._outputs:
@@ -283,6 +291,7 @@ class CastWriter:
             self._add_cast(inner, name, not wide, node)
 
     def _read_as(self, name: str, wide: bool) -> str:
+        """Return the name of a tensor's copy in the wanted precision, and write the Cast if it is missing."""
         name = self._renamed.get(name, name)
         if name in self._weights:
             if wide:
@@ -309,6 +318,7 @@ class CastWriter:
                     out.name = self._read_as(out.name, wide)
 
     def _narrow_weight(self, name: str) -> str:
+        """Return the name of the float32 copy of a weight, which is the weight itself if only float32 nodes read it."""
         if not self._wide_weights[name]:
             self._wide_weights[name] = self._fresh_name(f"{name}_{_type_name(True, self._form)}")
             self._copies.append(

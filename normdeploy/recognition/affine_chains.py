@@ -30,7 +30,7 @@ from .anchors import FLOATING, VIEWS, find_narrowing_cast
 
 _PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
 _STEPS = VIEWS | _PLACEWISE
-# Most nodes of a scale and shift; a BatchNorm by hand has about six.
+# Limit of nodes in a scale and shift; a BatchNorm by hand has about six.
 _LONGEST = 24
 
 

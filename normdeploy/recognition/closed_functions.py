@@ -27,6 +27,7 @@ def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _norms_inside(model: onnx.ModelProto, place: str, reason: str) -> Iterator[Finding]:
+    """Yield a finding for each norm node and each root over a reduction in ``model`` and its bodies."""
     graph = Graph(model)
     for node in graph.nodes:
         if is_anchor(graph, node):

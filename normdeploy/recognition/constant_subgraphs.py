@@ -154,6 +154,7 @@ def find_constant_subgraphs(graph: Graph, barred: Container[int]) -> list[Consta
 
 
 def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
+    """Collect results, outputs and sources of connected nodes."""
     own = {id(n) for n in nodes}
     made = [o for n in nodes for o in n.outputs]
     fixed = [t for t in made if graph.is_output(t)]
@@ -209,6 +210,11 @@ def _drop_decided_nodes(nodes: list[gs.Node], decided: set[int], exact: Mapping[
 
 
 def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
+    """Return True if float64 may compute the node in place of the file's type.
+
+    Args:
+        pure: all floating inputs are stored numbers.
+    """
     for t in node.outputs:
         if t.name and element_count(graph, t) is None and (_is_floating(graph, t) or node.op in _GROW):
             return False

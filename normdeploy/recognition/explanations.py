@@ -78,6 +78,7 @@ def _name_pattern(name: str) -> Callable[[str], bool]:
 
 
 def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: Iterable[str]) -> bool:
+    """Return True if the finding has the wanted name, one of the ``outputs``, or a module inside the wanted one."""
     own = {
         finding.tensor,
         *finding.tensors,
@@ -97,6 +98,7 @@ def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
 
 
 def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explanation:
+    """Explain a finding by the attempt that gave its reason, then by the other attempts."""
     best = next((a for a in finding.attempts if a.reason == finding.reason), None)
     start, end = (best.start, best.end) if best is not None and best.end else (finding.input, finding.tensor)
     way = () if graph is None else _nodes_on_path(graph, start, end, finding, best.tensor if best is not None else "")
@@ -180,6 +182,7 @@ def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: s
 
 
 def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
+    """Mark the root, the clamp or the culprit of a refusal; "" for other nodes."""
     if is_anchor(graph, node) and not is_norm_node(node):
         marks = ["the root"]
     else:
@@ -306,6 +309,7 @@ def _list_nodes(nodes: Sequence[gs.Node]) -> str:
 
 
 def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) -> str:
+    """Write the message for an unknown name, with similar names or else the norms that were found."""
     known: dict[str, None] = {m: None for f in findings for m in (f.module, f.tensor) if m}
     for graph in graphs:
         for node in graph.nodes:

@@ -103,6 +103,7 @@ class _RegionProbe:
 
 
 def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
+    """Measure beta, the groups, centering, gamma and epsilon, in this order, then check the fit on fresh input."""
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)

@@ -39,6 +39,7 @@ def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list
 
 
 def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
+    """Read a Div or Mul as a division by a statistic of its own input; None if it is not one."""
     for numerator, denominator in _fractions_of(graph, node):
         below = _walk_upwards(graph, denominator)
         if below.root or not below.reductions:
@@ -100,6 +101,10 @@ class _UpwardWalk:
 
 
 def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
+    """Collect the nodes above ``t``.
+
+    Without ``stop`` the walk ends at reductions; with ``stop`` it passes them and ends at these tensors.
+    """
     walk = _UpwardWalk()
     stack = [t]
     seen = {id(t)}

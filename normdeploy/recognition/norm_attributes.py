@@ -243,6 +243,7 @@ def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
 def _parameter_record(
     graph: Graph, region: Region, param: MeasuredParameter | None, *, scale: bool
 ) -> NormParameter | None:
+    """Record gamma or beta for a report; for a scale, also the w of 1 + w."""
     if param is None:
         return None
     if param.tensor is not None:
@@ -295,6 +296,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (("float16", np.float16), ("bfloat16", ml_
 
 
 def _half_constants_in(name: Any, kind: np.dtype, largest: dict[str, float], epsilon: float | None) -> HalfConstants:
+    """Describe how one half type stores epsilon, and list the constants that overflow."""
     with evaluator.silence_numpy():
         overflow = tuple(
             sorted(

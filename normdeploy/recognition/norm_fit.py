@@ -106,6 +106,7 @@ class NormFit:
         return d.reshape(self.shape), v.reshape(self.shape)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Compute gamma · x̂ + beta in float64."""
         d, v = self.center_and_square(x)
         y = np.asarray(self.gamma * d)
         del d
@@ -160,6 +161,7 @@ class NormFit:
         return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.group_size)
 
     def _grouped_view(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        """View x with the split axis cut into (groups, block); return it with the axes to reduce."""
         if self.split is None:
             return x, self.axes
         s = self.split

@@ -97,6 +97,7 @@ def find_loose_axes(region: Region) -> tuple[int, ...]:
 
 
 def _axes_computed_by_place(bound: BoundRegion, size: tuple[int, ...], long: list[int]) -> tuple[int, ...]:
+    """Return the ``long`` axes along which an element of x moves y only at its own place."""
     loose: tuple[int, ...] = ()
     for axis in long:
         if not is_affordable(_shrink_loose_axes(size, (*loose, axis))):
