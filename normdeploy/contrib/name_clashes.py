@@ -57,7 +57,7 @@ class RenamedFunctions:
         return proto
 
     def written_clash(self, proto: onnx.ModelProto) -> str | None:
-        """Find a function whose name a node has that was written since `rename_clashing_functions`.
+        """Find a function whose name is used by a node written since `rename_clashing_functions`.
 
         `restore_names` would turn that node into a call. After a conversion to another opset this may happen without a
         new node: that opset has other standard names.

@@ -8,8 +8,8 @@ prover also use the body, so no second definition could differ.
 The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
 
 - RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
-- LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; it is torch.var without arguments for
-  a dynamic n.
+- LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; the variance is that of
+  torch.var without arguments, for a dynamic n.
 - StdNorm: (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias; see Rush, "The Annotated Transformer",
   2018: a·(x − mean)/(std + eps) + b.
 - L2Norm: X / max(‖X‖₂, epsilon) · scale; it is torch.nn.functional.normalize.
