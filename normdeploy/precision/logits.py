@@ -92,7 +92,7 @@ def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
 
 
 def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
-    """Find each Mul and Div by one number before a softmax whose rounding to half is visible in the result.
+    """Find each Mul and Div by one number before a softmax, if rounding that number to half is visible in the result.
 
     Returns:
         index of the node -> name of the number, and the largest logit seen.

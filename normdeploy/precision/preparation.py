@@ -26,8 +26,8 @@ _OLDEST = 16
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
     """Copy the file for the conversion to half precision.
 
-    In the copy, the only functions are own and third-party ops, constants are initializers, and the opset has the type
-    if that is possible.
+    In the copy, the only functions are own and third-party ops, and constants are initializers. For bfloat16 the opset
+    is raised if more ops then support it.
 
     Returns:
         the copy, and notes about the opset.

@@ -62,8 +62,7 @@ class AffineChain:
 def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | Refusal:
     """Find the scales and shifts that begin with ``start``, longest first.
 
-    A chain counts if it normalizes, or if it scales by more than one number. A lone bias is left to the linear op
-    before it.
+    A chain counts if it normalizes, or if it scales by more than one number. A lone bias is left to its linear op.
 
     Returns:
         an iterator over the chains, empty if none begins here; a refusal for a BatchNormalization in training mode.

@@ -79,7 +79,7 @@ class NormFit:
         return "GroupNorm"
 
     def resize(self, shape: tuple[int, ...]) -> NormFit:
-        """Move the grouping to another size of x.
+        """Apply the same grouping to another size of x.
 
         Returns:
             the fit with gamma 1 and beta 0.
