@@ -1,1 +1,1 @@
-"""Norms in the ops of other tools (onnxruntime's contrib ops, TensorRT's old plugins), read back into standard ones."""
+"""Read norms in other tools' ops (onnxruntime's contrib ops, TensorRT's old plugins) back into standard ones."""

@@ -1,8 +1,7 @@
-"""Foreign norm nodes written as standard nodes, by their definitions (`normdeploy.norms`): onnxruntime's
-contrib ops, and GroupNormalization as it was before opset 21.
+"""Write foreign norm nodes as standard nodes, by their definitions (`normdeploy.norms`).
 
-An op's function gets the `ExpansionWriter` and the node's attributes; it raises RefusedError where the node can't be
-written.
+These are onnxruntime's contrib ops, and GroupNormalization of opsets before 21. An op's function gets the
+`ExpansionWriter` and the node's attributes; it raises RefusedError if the node can't be written.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ from .tensorrt_plugins import PLUGINS
 
 
 def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
-    """What a node means; None for standard ops, and for those that nothing is known of."""
+    """Find the foreign op of a node.
+
+    Returns:
+        the op, or None for standard ops and unknown ones.
+    """
     if is_standard(node):
         if is_nonstandard_norm(node.op_type, opset):
             return _STRAYS[node.op_type]
@@ -64,7 +67,10 @@ def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
 
 
 def _write_group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
-    """Write one scale and bias a channel where the number of channels is static: later opsets have such a node."""
+    """Write GroupNormalization 18 with a scale and bias per channel if the number of channels is static.
+
+    Later opsets have such a node.
+    """
     x = w.input_name(0)
     groups = attrs["num_groups"]
     w.require_divisible_groups(x, 1, groups)
@@ -82,7 +88,7 @@ def _write_group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
 
 
 def _repeat_values(w: ExpansionWriter, t: str, times: int) -> str:
-    """(G,) → (G · times,), each value ``times`` times."""
+    """Repeat each value of (G,) ``times`` times to (G · times,)."""
     column = w("Expand", w.reshape(t, [-1, 1]), w.make_int64_vector([1, times], "times"))
     return w.reshape(column, [-1])
 
@@ -97,7 +103,7 @@ _CHECKS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
 ONNXRUNTIME_OPS = {op: ForeignOp(row, _CHECKS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
-# those in ONNX's own domain
+# foreign ops in ONNX's own domain
 _STRAYS = {
     **PLUGINS,
     **{op: ONNXRUNTIME_OPS[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},

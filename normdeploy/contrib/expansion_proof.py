@@ -1,7 +1,6 @@
-"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function
-(`normdeploy.proof`).
+"""Prove that the expansion of a foreign node computes its owner's definition (`normdeploy.proof`).
 
-Nodes that agree in their op, attributes, inputs' sizes and in all that was written for them share one proof.
+Nodes with the same op, attributes, input sizes and expansion share one proof.
 """
 
 from __future__ import annotations
@@ -39,8 +38,13 @@ MALFORMED = (
 
 
 def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> Certificate:
-    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of
-    others.
+    """Prove every output of a node, at every input and size that its definition accepts.
+
+    Args:
+        memo: earlier proofs of other nodes; extended.
+
+    Returns:
+        the certificate, which may be of a failure.
 
     Raises:
         MALFORMED: the node does not fit its op.
@@ -52,7 +56,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
     if types[name][1] is None and writer.node.op_type != "EmbedLayerNormalization":
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
-        # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one
+        # No node names an additional axis in front of all data: each slice of the larger rank is a case of the smaller
+        # one.
         more = (
             f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
             " slice"
@@ -66,6 +71,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
 def _prove_at_sizes(
     memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Identity | NotProved:
+    """Prove the expansion for inputs of these sizes, once for all equal nodes."""
+
     def prove_sides() -> Identity:
         return _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
 
@@ -73,7 +80,7 @@ def _prove_at_sizes(
 
 
 def _prove_exactly(sides: Equivalence) -> Identity:
-    """An expansion computes no parameter, so nothing is equal up to a scale, a shift or a rounding."""
+    """Prove the identity and accept no scale, shift or rounding, because an expansion computes no parameter."""
     proof = prove_identity(sides)
     if proof.parameters or proof.epsilons or proof.read:
         raise NotProved(ProofFailure.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
@@ -83,6 +90,7 @@ def _prove_exactly(sides: Equivalence) -> Identity:
 def _expansion_equivalence(
     op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Equivalence:
+    """Build the two sides of the proof: the owner's definition and the written nodes."""
     node = writer.node
     opset = writer.opset
     wanted = [i for i, name in enumerate(node.output) if name]
@@ -106,13 +114,14 @@ def _expansion_equivalence(
 
 
 def _plain_leaves(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
-    """Each input is a leaf."""
+    """Make each input a leaf."""
     return tuple(sizes.values()), lambda values: dict(zip(sizes, values, strict=True))
 
 
 def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
-    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as
-    numbers."""
+    """Make the selected rows leaves, by table and ids (or number of first rows), with gamma, beta and the mask as
+    numbers.
+    """
     name = dict(enumerate(node.input))
     ids, positions = name[0], name.get(8) or ""
     picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
@@ -139,7 +148,7 @@ def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple
 
 
 def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape]) -> object:
-    """All that a proof looks at, whatever tensors and symbols are called."""
+    """Build a key of everything that a proof depends on, independent of the names of tensors and symbols."""
     node = writer.node
     tensors: dict[str, int] = {}
     symbols: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Types and shapes in a file whose nodes onnx's inference does not all know.
+"""Infer types and shapes in a file with nodes unknown to onnx's inference.
 
-Standard nodes stand in for those that leave a tensor's shape as it is. Behind an op that nothing is known of, inference
-has lost the shapes; a skip norm finds them again in its residual stream, which comes from another norm.
+Standard nodes replace those that keep a tensor's shape. Inference loses the shapes behind an unknown op; a skip norm
+finds them again in its residual stream, which comes from another norm.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ from ..storage.onnx_domains import STANDARD
 from .contrib_ops import foreign_op_of
 from .expansion_writer import SKIP_NORMS, ExpansionWriter, Types
 
-# places of outputs
+# index of the output ``sum``
 _SUMS = {op: row.outputs.index("sum") for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "sum" in row.outputs}
-# of onnxruntime's own
+# elementwise ops of onnxruntime
 _ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
 
 
 def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
-    """The element type and shape of each tensor, as far as they can be known."""
+    """Infer the element type and shape of each tensor, as far as possible.
+
+    Returns:
+        types and shapes by tensor name.
+    """
     functions = {(f.domain, f.name) for f in proto.functions}
     by_name = {
         v.name
         for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
         if v.type.tensor_type.HasField("shape")
     }
-    # the results of norms
+    # outputs of norms
     stream: set[str] = set()
-    # those that inference will not find
+    # tensors whose shape inference will not find
     lost: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
@@ -51,8 +55,11 @@ def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
 
 
 def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: set[str]) -> list[onnx.NodeProto] | None:
-    """Standard nodes that give the node's results their types and shapes: none where these are lost, None where it
-    needs none."""
+    """Build standard nodes that give the node's outputs their types and shapes.
+
+    Returns:
+        an empty list if these are lost, None if the node needs no replacement.
+    """
     op = foreign_op_of(node, opset)
     if op is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
         return None
@@ -63,7 +70,7 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
     if node.op_type in SKIP_NORMS and alike not in stream and node.input[1] in stream:
-        # any other second summand may be broadcast
+        # Any other second summand may need a broadcast.
         alike = node.input[1]
     if alike not in lost:
         return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends]
@@ -71,7 +78,11 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
 
 
 def stated_value_infos(writer: ExpansionWriter, types: Types, known: set[str]) -> list[onnx.ValueInfoProto]:
-    """What the file has to state about the tensors of an expansion, because inference may not find it."""
+    """Build the value infos of an expansion that the file has to state, because inference may not find them.
+
+    Returns:
+        infos of the first output and of tensors of its shape; empty if the type or shape is unknown.
+    """
     kind, shape = types[writer.node.output[0]]
     if kind is None or shape is None:
         return []

@@ -1,7 +1,7 @@
-"""Writes what stands for a foreign norm node: standard primitives, all of them in the file's own opset.
+"""Write a foreign norm node as standard primitives, all of them in the file's own opset.
 
-The statistics of a 16-bit tensor are taken in float32, as the runtimes that own these ops take them; a wider one keeps
-its type.
+Statistics of a 16-bit tensor are computed in float32, as the runtimes that own these ops compute them; a wider tensor
+keeps its type.
 """
 
 from __future__ import annotations
@@ -19,32 +19,42 @@ from ..norms.interpreter import Definition, Interpreter
 from ..norms.norm_table import NormOp, OpOwner, rows_of_owner
 
 Attrs = Mapping[str, Any]
-# of each tensor its element type and shape, None where unknown
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-# of results, whatever goes in
+# elem_type of the results of some ops, for any inputs
 _KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}
-# whose results have the rank of their first input
+# ops whose results have the rank of their first input
 _RANK_KEPT = ("Add", "Transpose")
-# since these opsets
+# opsets from which the axes are an input
 _AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}
-# that normalize the sum of their first two inputs
+# ops that normalize the sum of their first two inputs
 SKIP_NORMS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
-# the first opset in which Add and Mul broadcast by themselves
+# first opset in which Add and Mul broadcast without attributes
 OLDEST = 7
 
 
 class ExpansionWriter(Interpreter):
-    """Strings nodes together by the names of their tensors; what it wrote is in ``nodes`` and ``initializers``."""
+    """Chain nodes by the names of their tensors.
+
+    Attributes:
+        nodes: the nodes written so far.
+        initializers: the constants written so far.
+        notes: notes for the report.
+        alike: tensors with the shape of the node's first output.
+    """
 
     def __init__(self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str]) -> None:
-        """``taken``: names that no new tensor may bear; those that are made are added."""
+        """Start an expansion of ``node``.
+
+        Args:
+            types: types and shapes of the file's tensors.
+            taken: names that no new tensor may have; new names are added.
+        """
         self.node, self.opset, self.outputs = node, opset, len(node.output)
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.notes: tuple[str, ...] = ()
-        # tensors with the shape of the node's first output
         self.alike: list[str] = []
         self._types = types
         self._taken = taken
@@ -55,9 +65,13 @@ class ExpansionWriter(Interpreter):
     def expand_definition(
         self, definition: Definition, attrs: Attrs, inputs: Sequence[str] = ()
     ) -> tuple[str | None, ...]:
-        """Write the nodes of a definition, by default of the node's own inputs.
+        """Write the nodes of a definition and name its outputs as in the file.
 
-        Returns: the names of its outputs, before those that the node wants bear their names in the file.
+        Args:
+            inputs: tensor names; empty takes the node's own inputs.
+
+        Returns:
+            the names of the outputs before they got the names of the file; None for an unwanted output.
         """
         names = inputs or [self.input_name(i) for i in range(len(self.node.input))]
         results = definition(self, *(name or None for name in names), **attrs)
@@ -69,16 +83,26 @@ class ExpansionWriter(Interpreter):
         return results
 
     def input_name(self, index: int) -> str:
-        """The name of an input, "" where it is left out."""
+        """Look up the name of an input.
+
+        Returns:
+            the name, "" if the node omits it.
+        """
         if index < len(self.node.input):
             return self.node.input[index]
         return ""
 
     def elem_type_of(self, t: str, *alike: str) -> int:
-        """The floating element type of a tensor; ``alike``: others of the same type, asked where its own is not known.
+        """Find the floating element type of a tensor.
+
+        Args:
+            alike: tensors of the same type, which are tried if the type of ``t`` is unknown.
+
+        Returns:
+            ONNX's number of the type.
 
         Raises:
-            Refused: it is not known, or not floating.
+            RefusedError: the type is unknown or not floating.
         """
         kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types[n][0])), None)
         if kind is None or kind not in _FLOATING:
@@ -89,20 +113,32 @@ class ExpansionWriter(Interpreter):
         return kind
 
     def learn_elem_type(self, t: str, *alike: str) -> None:
-        """Take the type of ``t`` from those of ``alike`` where the file does not state it. Raises Refused as `kind`."""
+        """Take the type of ``t`` from ``alike`` if the file does not state it.
+
+        Raises:
+            RefusedError: the type is unknown or not floating.
+        """
         self._kinds[t] = self.elem_type_of(t, *alike)
 
     @staticmethod
     def statistics_elem_type(kind: int) -> int:
-        """The type that statistics of a tensor of type ``kind`` are taken in."""
+        """Choose the type in which statistics are computed.
+
+        Returns:
+            float32 for a 16-bit ``kind``, otherwise ``kind``.
+        """
         if kind in _NARROW:
             return onnx.TensorProto.FLOAT
         return kind
 
     def shape_of(self, t: str) -> Dims:
-        """
+        """Look up the shape of ``t``.
+
+        Returns:
+            its dims.
+
         Raises:
-            Refused: not even the rank is known.
+            RefusedError: even the rank is unknown.
         """
         shape = self._types[t][1]
         if shape is None:
@@ -110,20 +146,35 @@ class ExpansionWriter(Interpreter):
         return shape
 
     def rank_of(self, x: str) -> int:
-        """Return the number of axes. Raises Refused as `shape`."""
+        """Look up the number of axes.
+
+        Returns:
+            the rank of ``x``.
+
+        Raises:
+            RefusedError: the rank is unknown.
+        """
         if x in self._ranks:
             return self._ranks[x]
         return len(self.shape_of(x))
 
     def vector_length(self, t: str) -> int | None:
-        """How many elements a vector has, None where the file does not say."""
+        """Look up the number of elements of a vector.
+
+        Returns:
+            the number, None if the file does not state it.
+        """
         shape = self._types[t][1]
         if shape is not None and len(shape) == 1 and isinstance(shape[0], int):
             return shape[0]
         return None
 
     def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Write one node; its result has the type of its first input, unless the op says another one."""
+        """Write one node.
+
+        Returns:
+            the name of its result, which has the type of the first input unless the op sets another one.
+        """
         name = self._fresh_name(op)
         self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attributes))
         kind, shape = self._types[inputs[0]]
@@ -135,6 +186,11 @@ class ExpansionWriter(Interpreter):
         return name
 
     def add_constant(self, values: object, kind: int, hint: str) -> str:
+        """Write an initializer of type ``kind``.
+
+        Returns:
+            its name, derived from ``hint``.
+        """
         name = self._fresh_name(hint)
         array = np.asarray(values).astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         self.initializers.append(onnx.numpy_helper.from_array(array, name))
@@ -142,6 +198,11 @@ class ExpansionWriter(Interpreter):
         return name
 
     def make_int64_vector(self, values: Sequence[int], hint: str) -> str:
+        """Write an int64 initializer; equal vectors share one.
+
+        Returns:
+            its name.
+        """
         key = tuple(values)
         if key not in self._ints:
             self._ints[key] = self.add_constant(np.array(values, dtype=np.int64), onnx.TensorProto.INT64, hint)
@@ -151,7 +212,7 @@ class ExpansionWriter(Interpreter):
         return self.add_constant(value, onnx.TensorProto.INT32, name)
 
     def make_scalar(self, value: float, like: str) -> str:
-        # attributes are float32
+        # Attributes are float32.
         return self.add_constant(np.float64(np.float32(value)), self.elem_type_of(like), "epsilon")
 
     def make_vector(self, values: Any, like: str, name: str, trailing: int = 0) -> str:
@@ -177,12 +238,21 @@ class ExpansionWriter(Interpreter):
         return self("Cast", t, to=kind)
 
     def reduce(self, op: str, x: str, axes: Sequence[int], **attributes: Any) -> str:
-        """A reduction, its axes an attribute before the opset in which they are an input."""
+        """Write a reduction, whose axes are an attribute or an input depending on the opset.
+
+        Returns:
+            the name of its result.
+        """
         if self.opset < _AXES_AS_INPUT[op]:
             return self(op, x, axes=list(axes), **attributes)
         return self(op, x, self.make_int64_vector(axes, "axes"), **attributes)
 
     def reshape(self, t: str, shape: Sequence[int]) -> str:
+        """Write a Reshape to ``shape``.
+
+        Returns:
+            the name of its result.
+        """
         return self("Reshape", t, self.make_int64_vector(shape, "shape"))
 
     def reshape_like(self, y: str, x: str) -> str:
@@ -198,6 +268,14 @@ class ExpansionWriter(Interpreter):
         return self.reshape(v, [-1, 1])
 
     def reshape_per_element(self, v: str, x: str, axes: Sequence[int]) -> str:
+        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones.
+
+        Returns:
+            the name of the result; ``v`` itself for one axis.
+
+        Raises:
+            RefusedError: one of several axes has a dynamic size.
+        """
         if len(axes) == 1:
             return v
         sizes = []
@@ -208,16 +286,17 @@ class ExpansionWriter(Interpreter):
         return self.reshape(v, sizes)
 
     def require_divisible_groups(self, x: str, axis: int, groups: int) -> None:
-        """
+        """Check that the groups divide the channels along ``axis``.
+
         Raises:
-            Refused: the groups don't divide the channels along ``axis``.
+            RefusedError: they don't.
         """
         channels = self.shape_of(x)[axis]
         if groups < 1 or (isinstance(channels, int) and channels % groups):
             raise RefusedError(f"{channels} channels can't be divided into {groups} groups")
 
     def _set_output(self, index: int, t: str) -> None:
-        """Let ``t`` be the output ``index`` of the foreign node, where that is wanted."""
+        """Rename ``t`` to output ``index`` of the foreign node if the node has that output."""
         if not self.wants_output(index):
             return
         name = self.node.output[index]
@@ -238,13 +317,13 @@ class ExpansionWriter(Interpreter):
 
 @dataclass(frozen=True)
 class ForeignOp:
-    """A norm op of another tool, whose nodes are written as standard ones.
+    """Norm op of another tool, whose nodes are written as standard ones.
 
     Attributes:
-        row: of the table of norm ops.
+        row: its row in the table of norm ops.
         check: raises RefusedError if the meaning of a node is ambiguous; it may add notes to the report.
-        write: writes a node where its definition alone does not.
-        ignored: attributes that a node may have and that mean nothing.
+        write: writes a node for which its definition alone is not enough.
+        ignored: attributes without meaning that a node may have.
     """
 
     row: NormOp

@@ -1,5 +1,7 @@
-"""What is said of foreign norms: one finding for each, whatever recognition said of the standard nodes that took its
-place."""
+"""Merge the findings of foreign norms with those of recognition, which saw only their standard nodes.
+
+Each foreign norm gets one finding.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,46 @@ import onnx
 from ..findings.records import Finding, combine_certificates
 from ..recognition.anchors import POINTWISE
 
-# nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
+# Limit of nodes followed behind a norm that recognition took for a part of a larger one; a modulation has two.
 _AHEAD = 8
 
 
 @dataclass(frozen=True)
 class ForeignNode:
-    """A foreign node, and what is to be said of it where recognition says nothing better."""
+    """Foreign node, with the finding that is reported if recognition has no better one.
+
+    Attributes:
+        inputs: the node's inputs.
+        tensors: outputs of the standard nodes that replaced it.
+    """
 
     finding: Finding
     inputs: frozenset[str]
-    # of the standard nodes that took its place
     tensors: frozenset[str] = frozenset()
 
 
 @dataclass
 class ForeignNorms:
-    """What was found in a file."""
+    """Foreign norms of a file.
+
+    Attributes:
+        expansions: nodes that were replaced.
+        left: nodes with "norm" in their name that were kept.
+    """
 
     expansions: list[ForeignNode] = field(default_factory=list)
-    # nodes that are called a norm and were left alone
     left: list[ForeignNode] = field(default_factory=list)
 
 
 def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, standard: onnx.ModelProto) -> list[Finding]:
-    """``findings`` with one for each foreign norm. ``standard``: the file with its expansions, before anything was
-    recognised."""
+    """Merge ``findings`` with those of the foreign norms.
+
+    Args:
+        standard: the file with its expansions, before recognition.
+
+    Returns:
+        findings with one for each foreign norm.
+    """
     if not read.expansions and not read.left:
         return list(findings)
     result: dict[int, Finding] = dict(enumerate(findings))
@@ -89,8 +105,11 @@ def _matching_findings(
     places: dict[tuple[str, str], list[int]],
     readers: dict[str, list[onnx.NodeProto]],
 ) -> Iterator[int]:
-    """The findings of recognition that are of this node: of its result or a part of it; of a larger norm that it is a
-    part of; or of the input at which recognition gave up."""
+    """Yield the indices of recognition's findings for this node.
+
+    They are findings at its result or a part of it, of a larger norm that contains it, or at the input at which
+    recognition gave up.
+    """
     own = foreign.finding
     for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
         yield from places.get((own.place, tensor), ())
@@ -104,7 +123,7 @@ def _matching_findings(
 def _findings_downstream(
     foreign: ForeignNode, places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
 ) -> Iterator[int]:
-    """The findings at the results of pointwise ops behind the node, one after the other."""
+    """Yield the findings at the results of pointwise ops in a row behind the node."""
     ahead = foreign.finding.tensor
     for _ in range(_AHEAD if not foreign.finding.place else 0):
         behind = readers.get(ahead, [])

@@ -1,13 +1,13 @@
-"""Model-local functions that are named like a known op. They are renamed while the passes run, so that nothing takes
-one for the op.
+"""Rename model-local functions that have the name of a known op while the passes run.
 
-onnx.proto leaves it to each runtime which of the two counts, "in case of any conflicts" between a model-local function
-and an op of that domain and name. onnxruntime 1.31 runs its kernel where it has one (com.microsoft.Gelu, every standard
-op) and the function's body where it has none (com.microsoft.SimplifiedLayerNormalization, which is an op of the default
-domain there). So the meaning of such a node is not
-certain: it is neither read as the op nor replaced by the body. `rename_clashing_functions` hides the name before
-anything is recognised, and `RenamedFunctions.restore_names` puts it back, so that the file still says what its author
-wrote.
+onnx.proto lets each runtime decide which of the two counts, "in case of any conflicts" between a model-local function
+and an op of that domain and name. onnxruntime 1.31 runs its kernel if it has one (com.microsoft.Gelu, every standard
+op). If it has none, it runs the function's body (com.microsoft.SimplifiedLayerNormalization, which is an op of the
+default domain there). So the meaning of such a node is uncertain: it is neither read as the op nor replaced by the
+body.
+
+`rename_clashing_functions` hides the name before recognition. `RenamedFunctions.restore_names` restores it, so that the
+file keeps its author's names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..proof.contrib_definitions import TABLE
 from ..storage.onnx_domains import STANDARD
 from ..storage.proto_traversal import copy_model, iter_subgraphs
 
-# whose every name has an owner
+# domains in which every name has an owner
 _OWNED = (*STANDARD, "com.microsoft")
-# some tables go by the name alone, so the domain doesn't matter
+# The domain does not matter here, because some tables look up the name alone.
 _MEANT = frozenset({op for _, op in (*evaluator.OPS, *TABLE)} | OURS.keys())
 
 # domain, name, overload
@@ -35,12 +35,20 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RenamedFunctions:
-    """``names``: the key of each function that was renamed, with the name that stands now -> its name in the file."""
+    """Functions that were renamed.
+
+    Attributes:
+        names: key of each renamed function, with its new name -> its name in the file.
+    """
 
     names: Mapping[Key, str]
 
     def restore_names(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """``proto``, changed in place, with the names of the file."""
+        """Restore the names of the file in ``proto``, in place.
+
+        Returns:
+            ``proto``.
+        """
         if self.names:
             for function in proto.functions:
                 function.name = self.names.get(function_key(function), function.name)
@@ -49,10 +57,13 @@ class RenamedFunctions:
         return proto
 
     def written_clash(self, proto: onnx.ModelProto) -> str | None:
-        """Return the function whose name a node bears that was written since `rename_clashing_functions`; None where
-        there is none. `restore_names` would make that node a call.
+        """Find a function whose name is used by a node written since `rename_clashing_functions`.
 
-        A file that came to another opset may have it without a new node: the standard names of that opset are others.
+        `restore_names` would turn that node into a call. After a conversion to another opset this may happen without a
+        new node: that opset has other standard names.
+
+        Returns:
+            the name, or None if no node clashes.
         """
         taken = {(domain, name, overload) for (domain, _, overload), name in self.names.items()}
         if not taken:
@@ -61,12 +72,16 @@ class RenamedFunctions:
 
     @property
     def standard_clash(self) -> str | None:
-        """The name of a function that is in ONNX's own domain; None where there is none."""
+        """Return the name of a function in ONNX's own domain; None if there is none."""
         return next((name for (domain, _, _), name in self.names.items() if domain == ""), None)
 
 
 def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
-    """What a node calls, or a function is called by."""
+    """Build the key by which a node calls a function.
+
+    Returns:
+        domain ("" for ONNX's), name and overload.
+    """
     if isinstance(named, onnx.NodeProto):
         name = named.op_type
     else:
@@ -75,10 +90,13 @@ def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
 
 
 def is_clashing(function: onnx.FunctionProto) -> bool:
-    """Whether a function's name may be read as that of an op.
+    """Check whether a function's name may be read as that of an op.
 
-    Those of our own domain and of packages' ops are judged by their bodies (`graphs.function_ops`), but for overloads,
-    which we never write.
+    Functions of own and third-party ops are checked by their bodies (`graphs.function_ops`), except for overloads,
+    which this project never writes.
+
+    Returns:
+        True if it may.
     """
     if is_managed_op(function.domain, function.name):
         return bool(function.overload)
@@ -86,7 +104,11 @@ def is_clashing(function: onnx.FunctionProto) -> bool:
 
 
 def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, RenamedFunctions]:
-    """``proto`` with other names for the functions that shadow an op: itself where none does, else a copy."""
+    """Rename the functions of ``proto`` that shadow an op.
+
+    Returns:
+        a copy, or ``proto`` itself if no function does, and the renamed functions.
+    """
     shadowed = [function_key(f) for f in proto.functions if is_clashing(f)]
     if not shadowed:
         return proto, RenamedFunctions({})
@@ -94,7 +116,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     taken = {f.name for f in out.functions} | {n.op_type for n in _all_nodes(out)}
     fresh: dict[Key, str] = {}
     for domain, name, overload in shadowed:
-        # readable, for it may come into a report; no op is called so
+        # The name is readable because reports may show it; no op has such a name.
         private = f"{name} of the file"
         while private in taken:
             private += "'"
@@ -110,7 +132,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def _all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of the graph, the functions, and the bodies in them."""
+    """Yield every node of the graph, the functions, and the bodies in them."""
     for holder in (proto.graph, *proto.functions):
         for node in holder.node:
             yield node

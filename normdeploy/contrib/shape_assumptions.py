@@ -1,8 +1,8 @@
-"""The sizes of a foreign node's inputs: as the file states them, else as the op's definition demands.
+"""Determine the sizes of a foreign node's inputs, from the file or else from the op's definition.
 
-An op's owner defines it for inputs whose shapes fit each other: gamma is as long as the axis that it lies along, the
-groups divide the channels, a second summand is of the first one's shape or broadcast to it. What a certificate says
-holds for such inputs.
+An op's owner defines it for inputs whose shapes fit each other. Gamma is as long as the axis along which it lies, the
+groups divide the channels, and a second summand has the first one's shape or broadcasts to it. A certificate holds for
+such inputs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
-# places
+# index of the residual input
 SKIPS = {
     row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
 }
 # kinds whose vectors lie along the last axes
 _TRAILING = ("LayerNorm", "RMSNorm")
-# how many ranks are looked at where the file does not state one
+# number of ranks to prove if the file states none
 RANKS = 4
 
 
@@ -41,7 +41,13 @@ class _ForeignInput:
 def assume_shapes(
     op: ForeignOp, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types, rank: int
 ) -> dict[str, Shape]:
-    """The shape of each input; of the first one of ``rank`` axes, where the file states none.
+    """Determine the shape of each input.
+
+    Args:
+        rank: rank of the first input if the file states no shape.
+
+    Returns:
+        input name -> shape; for the tables of EmbedLayerNormalization only the row.
 
     Raises:
         IndexError, TypeError, ValueError: the node does not fit its op.
@@ -80,7 +86,7 @@ def assume_shapes(
 
 
 def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int]:
-    """The axes of the first input that vectors lie along."""
+    """Return the axes of the first input along which vectors lie."""
     if op.row.kind not in _TRAILING:
         return [rank - 1 if op.row.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
     if op.row.owner is OpOwner.TENSORRT and "gamma" in attrs:
@@ -94,7 +100,7 @@ def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int
 def _infer_sizes(
     op: ForeignOp, x: list[Size], along: Sequence[int], vectors: Sequence[_ForeignInput], attrs: Mapping[str, Any]
 ) -> None:
-    """The sizes that lengths of vectors tell, in inputs and in attributes."""
+    """Set the sizes of ``x`` that follow from lengths of vectors, in inputs and in attributes."""
     for name in ("gamma", "scales"):
         if op.row.owner is OpOwner.TENSORRT and name in attrs:
             _set_dim(x, along[0], int(np.size(attrs[name])))
@@ -111,7 +117,7 @@ def _set_dim(x: list[Size], axis: int, d: int | str | None) -> None:
 
 
 def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | None]]:
-    """Over which axes of a tensor of ``rank`` the dims of a summand lie."""
+    """Pair the dims of a summand with the axes of a tensor of ``rank``."""
     if rank == 4 and len(dims) == 2:
         # SkipGroupNorm's (N, C)
         return [(0, dims[0]), (3, dims[1])]
@@ -120,6 +126,7 @@ def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | No
 
 
 def _summand_shape(t: _ForeignInput, x: Sequence[Size]) -> Shape:
+    """Determine the shape of a second summand from the file's dims, or else from those of ``x``."""
     dims = (None,) * len(x) if t.dims is None else t.dims
     in_front = [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims[: max(len(dims) - len(x), 0)])]
     return (
@@ -129,7 +136,11 @@ def _summand_shape(t: _ForeignInput, x: Sequence[Size]) -> Shape:
 
 
 def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: int) -> Shape:
-    """``row``: the sizes of the axes that it lies along."""
+    """Determine the shape of a vector.
+
+    Args:
+        row: sizes of the axes along which it lies.
+    """
     if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]
     if op.row.owner is OpOwner.TENSORRT and (t.dims is None or len(t.dims) == 1):
@@ -141,7 +152,10 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
 
 
 def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
-    """ids, segments, three tables, gamma, beta, mask, position ids; of tables the row alone."""
+    """Determine the shapes for EmbedLayerNormalization; for tables only the row.
+
+    The inputs are ids, segments, three tables, gamma, beta, mask, position ids.
+    """
     by_place = {i: t for i, t in enumerate(given) if t.name}
     for i, t in by_place.items():
         if t.dims is not None and len(t.dims) != (1 if i in (5, 6) else 2):

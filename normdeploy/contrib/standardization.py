@@ -1,10 +1,9 @@
-"""Norms that other tools left in ops of their own, read back: onnxruntime's contrib ops, TensorRT's old plugins,
+"""Replace norms in other tools' ops by standard primitives: onnxruntime's contrib ops, TensorRT's old plugins,
 GroupNormalization 18.
 
-Before anything is recognised each such node is replaced by standard primitives of the file's own opset, with a
-certificate against its owner's definition. From there on it is a norm written by hand, like any other: it becomes the
-best standard node, with a certificate, and what can't is correct standard ONNX all the same. A node whose meaning is
-not certain is left alone and reported.
+This happens before recognition, in the file's own opset, with a certificate against the owner's definition. From then
+on, such a norm is like one written by hand: it becomes the best standard node, again with a certificate. If it can't,
+it is still correct standard ONNX. A node of uncertain meaning is kept and reported.
 """
 
 from __future__ import annotations
@@ -32,13 +31,19 @@ from .foreign_findings import ForeignNode, ForeignNorms
 
 @dataclass
 class _ForeignExpander:
-    """One graph on its way to standard nodes."""
+    """Convert the foreign norms of one graph to standard nodes.
+
+    Attributes:
+        taken: tensor names in use.
+        functions: domain and name of the file's functions.
+        known: tensors whose type the file states.
+        read: findings so far.
+    """
 
     opset: int
     types: Types
     taken: set[str]
     functions: frozenset[tuple[str, str]]
-    # tensors whose type the file states
     known: set[str]
     read: ForeignNorms
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -47,7 +52,8 @@ class _ForeignExpander:
     memo: ProofMemo = field(default_factory=dict)
 
     def take_node(self, node: onnx.NodeProto) -> None:
-        # the file says itself what it means
+        """Append the node, or its expansion if it is a foreign norm, and record the finding."""
+        # The file itself defines the node by a function.
         own = (node.domain, node.op_type) in self.functions
         op = None if own else foreign_op_of(node, self.opset)
         if op is None:
@@ -106,8 +112,11 @@ class _ForeignExpander:
 
 
 def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, ForeignNorms]:
-    """``proto`` with its foreign norms as standard nodes, those in bodies and functions too: itself where there are
-    none, else a copy."""
+    """Write the foreign norms of ``proto`` as standard nodes, including those in bodies and functions.
+
+    Returns:
+        a copy, or ``proto`` itself if it has none, and the findings.
+    """
     read = ForeignNorms()
     if not any(_looks_foreign(n, opset) for n, opset in nodes_with_opsets(proto)):
         return proto, read
@@ -127,7 +136,7 @@ def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNorms) -> onnx.ModelProto:
-    """A copy of ``proto``, the foreign norms of its graph and of the bodies in it written as standard nodes."""
+    """Copy ``proto`` with the foreign norms of its graph and of the bodies in it as standard nodes."""
     opset = default_domain_opset(proto)
     types = tensor_types(proto, opset)
     taken = {*around, *all_names(proto.graph)}
@@ -140,7 +149,7 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
     for entry, value in proto.ListFields():
         if entry.name != "graph":
             copy_field(out, entry, value)
-    # one by one: a message of more than 2 GB can't be copied as a whole
+    # Fields are copied one by one: a message of more than 2 GB can't be copied as a whole.
     for entry, value in proto.graph.ListFields():
         if entry.name != "node":
             copy_field(out.graph, entry, value)
@@ -153,6 +162,7 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
 
 
 def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms) -> None:
+    """Standardize a body or function and add its findings with their place."""
     inside = ForeignNorms()
     out = _standardize_graph(nested.model, around, inside)
     if inside.expansions:
@@ -162,7 +172,7 @@ def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms
 
 
 def _leave_function(function: Subgraph, reason: str, read: ForeignNorms) -> None:
-    """Let what is foreign in a function that can't be opened be told."""
+    """Report the foreign norms in a function that can't be opened."""
     own = {(f.domain, f.name) for f in function.model.functions}
     for node, opset in nodes_with_opsets(
         onnx.ModelProto(graph=function.model.graph, opset_import=function.model.opset_import)
@@ -179,6 +189,7 @@ def _with_location(finding: Finding, nested: Subgraph) -> Finding:
 
 
 def _require_expandable(op: ForeignOp, node: onnx.NodeProto, opset: int) -> None:
+    """Raise RefusedError if the opset, an attribute or the inputs don't allow an expansion."""
     if opset < OLDEST:
         raise RefusedError(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
     unknown = sorted({a.name for a in node.attribute} - {*op.row.attributes} - op.ignored)
@@ -214,7 +225,7 @@ def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def _is_unknown_norm(node: onnx.NodeProto) -> bool:
-    """A node that is called a norm and that no standard defines."""
+    """Return True for a node with "norm" in its op's name that no standard defines."""
     if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
         return False
     return not is_standard(node) or not onnx.defs.has(node.op_type, domain="")

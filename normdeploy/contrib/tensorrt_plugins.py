@@ -1,8 +1,8 @@
-"""The norm nodes of TensorRT's plugins written as standard nodes, by their definitions
+"""Write the norm nodes of TensorRT's plugins as standard nodes, by their definitions
 (`normdeploy.norms.tensorrt_norms`).
 
-Most of these plugins have been removed, and others borrow their names: a node whose epsilon is not written, or that has
-an attribute of unknown meaning, is refused.
+Most of these plugins have been removed, and other plugins use their names. A node without an epsilon, or with an
+attribute of unknown meaning, is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..norms.norm_table import OpOwner, rows_of_owner
 from ..norms.tensorrt_norms import PLUGIN_GROUPS, PLUGIN_SKIP_EPSILONS
 from .expansion_writer import Attrs, ExpansionWriter, ForeignOp
 
-# for TensorRT's parser, no part of the op
+# attributes for TensorRT's parser, which are not part of the op
 _PARSED = frozenset({"plugin_version", "plugin_namespace", "aot", "name", "info"})
 _TWO_EPSILONS = "it has two epsilons"
 
@@ -32,8 +32,11 @@ def _check_group_normalization(w: ExpansionWriter, attrs: Attrs) -> None:
 
 
 def _check_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one
-    compiled in."""
+    """Refuse a node that does not identify TensorRT's own plugin.
+
+    Several plugins are called LayerNorm. Only TensorRT's own has an axis and a default for epsilon; others have an
+    epsilon compiled in.
+    """
     if "eps" in attrs and "epsilon" in attrs:
         raise RefusedError(_TWO_EPSILONS)
     if not {"eps", "epsilon", "axis"} & attrs.keys():

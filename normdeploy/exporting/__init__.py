@@ -1,1 +1,1 @@
-"""torch to ONNX: the exporter, its fixes, and translations of operators."""
+"""Export torch to ONNX: the exporter, its fixes, and translations of operators."""

@@ -1,9 +1,14 @@
-"""Translates atan2 in a form that is right in all four quadrants, on the axes, at both zeros, at infinities and at NaN.
+"""Translate atan2 correctly for all four quadrants, the axes, both zeros, infinities and NaN.
 
-torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and moves it by ±π by the sign of y > 0. So the phase of a
-negative real number, atan2(0, −1), becomes −π where PyTorch gives π, and NaN becomes 0. Here, with |y| and |x|,
+torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So the phase of a negative
+real number, atan2(0, −1), becomes −π, for which PyTorch gives π, and NaN becomes 0. This translation computes, from |y|
+and |x|:
 
-    t = atan(smaller / larger), π/2 − t where |y| > |x|, π − t where x has the sign of −0; with the sign of y
+    t = atan(smaller / larger)
+    t = π/2 − t if |y| > |x|
+    t = π − t if x is negative or −0
+
+and applies the sign of y.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from onnxscript import opset18 as op
 
 
 def atan2(self: Any, other: Any) -> Any:
-    """The angle of the point (other, self) in [−π, π]."""
+    """Compute the angle of the point (other, self).
+
+    Returns:
+        angles in [−π, π], of the broadcast shape.
+    """
     y = self
     x = other
 
@@ -35,7 +44,7 @@ def atan2(self: Any, other: Any) -> Any:
     up = op.Abs(y)
     along = op.Abs(x)
     is_steep = op.Greater(up, along)
-    # Equal ones, zeros and infinities among them, have no quotient that is a number.
+    # The quotient of two zeros or two infinities is NaN, so equal magnitudes are handled separately.
     equal = op.Where(op.Equal(up, zero), zero, make_constant(1.0))
     quotient = op.Where(is_steep, op.Div(along, up), op.Div(up, along))
     angle = op.Atan(op.Where(op.Equal(up, along), equal, quotient))
@@ -46,5 +55,5 @@ def atan2(self: Any, other: Any) -> Any:
     return op.Mul(angle, op.Where(op.Or(op.IsNaN(y), op.IsNaN(x)), make_constant(math.nan), sign))
 
 
-# what torch.onnx.export takes as custom_translation_table
+# format of torch.onnx.export's custom_translation_table
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.aten.atan2.default: atan2}

@@ -1,16 +1,16 @@
-"""Custom operators in ONNX: what ``torch.onnx.export`` calls ``custom_translation_table``, from Python and from
-installed packages.
+"""Collect translations of custom operators to ONNX, from Python and from installed packages.
 
-A package that brings operators of the namespace ``acme`` (``torch.ops.acme.*``) names its table in its pyproject.toml:
+``torch.onnx.export`` calls such a table ``custom_translation_table``. A package with operators of the namespace
+``acme`` (``torch.ops.acme.*``) registers its table in its pyproject.toml:
 
     [project.entry-points."normdeploy.translations"]
     acme = "acme.onnx:TABLE"
 
-TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which
-the first that fits is taken); or it is a function without parameters that returns such a mapping.
+TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions: a single one, or several
+of which the first that fits is used. TABLE may also be a function without parameters that returns such a mapping.
 
-It is found and trusted as `normdeploy.extensions` says: its code is run only for a model that holds operators of the
-namespace by which it is called, never because of what a model file says elsewhere.
+`normdeploy.extensions` describes how packages are found and trusted. A package's code runs only for a model with
+operators of its namespace, never because of other content of a model file.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ from ..loading import recurrent_ops
 from . import atan2_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
-# an installed package does not change what torch's own operators mean
+# An installed package may not redefine torch's own operators.
 _TORCHS = frozenset({"aten", "prim", "prims", "higher_order", "normdeploy"})
 
 Table = Mapping[Any, Any]
 
 
 def translation_table(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
-    """The whole table for ``program``: ours, what installed packages say of its operators, and ``given``, the last of
-    which counts.
+    """Build the table for ``program``.
+
+    It contains this project's translations, those of installed packages for the program's operators, and ``given``.
+    Later entries override earlier ones.
+
+    Returns:
+        operator -> function, or a list of functions.
 
     Raises:
-        InputError: a key is no operator of torch's, or a value no function.
-        ExtensionError: a package's table can't be had.
+        InputError: a key is not an operator of torch, or a value is not a function.
+        ExtensionError: a package's table can't be loaded.
     """
     wanted = sorted(_operator_namespaces(program) - _TORCHS)
     ours = (TRANSLATIONS, atan2_translation.TRANSLATIONS, recurrent_ops.TRANSLATIONS, log_translations.TRANSLATIONS)
@@ -66,6 +71,7 @@ def _load_table(extension: extensions.Extension) -> Table:
 
 
 def _validate_table(table: Table, name: str) -> dict[Any, Any]:
+    """Check the types of a table and resolve its keys to overloads."""
     if not isinstance(table, Mapping):
         raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
     checked = {}
@@ -83,7 +89,7 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
 
 
 def _resolve_operator(key: Any, name: str) -> Any:
-    """The overload that is meant: itself, an operator's default one, or "acme::norm" and "acme::norm.Tensor"."""
+    """Resolve a key to an overload: an overload, an operator (its default), "acme::norm" or "acme::norm.Tensor"."""
     if isinstance(key, torch._ops.OpOverloadPacket):
         if "default" in key.overloads():
             return key.default

@@ -1,9 +1,9 @@
-"""torch → ONNX: the dynamo exporter, held to what was asked of it.
+"""Export torch models to ONNX with the dynamo exporter, and check the result against the request.
 
 The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
-norms are single nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path,
-nothing of the user's file system stays in the file, and a dim that silently became fixed is an error.
-``exporter_fixes`` has what onnxruntime would not run.
+norms are single nodes. This module gives dims the user's names, keeps each node's qualified module path, and removes
+everything about the user's file system. A dim that silently became fixed is an error. ``exporter_fixes`` changes nodes
+that onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .translation_faults import require_translatable
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
 
-# node metadata: the qualified path of the module that the node comes from
+# node metadata: qualified path of the module that created the node
 MODULE = "normdeploy.module"
-# and that module's class
+# node metadata: class of that module
 CLASS = "normdeploy.class"
 _SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
 
@@ -52,13 +52,18 @@ def export_to_proto(
     custom_translation_table: Table | None = None,
     progress: Progress | None = None,
 ) -> onnx.ModelProto:
-    """Export ``model``; ``model.program`` is not changed. As `export_without_weights`, with the weights in the
-    proto."""
+    """Export ``model`` with its weights in the proto; ``model.program`` is not changed.
+
+    The arguments and exceptions are those of `export_without_weights`.
+
+    Returns:
+        the ONNX model.
+    """
     proto, weights = export_without_weights(
         model, opset=opset, custom_translation_table=custom_translation_table, progress=progress
     )
     proto = fill_shared_weights(proto)
-    # which had to live until here
+    # The arrays had to live until here.
     del weights
     return proto
 
@@ -70,21 +75,24 @@ def export_without_weights(
     custom_translation_table: Table | None = None,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, Weights]:
-    """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.shared_weights`), and
-    they lie in the memory of ``model.program``, which must not be changed as long as they are used.
+    """Export ``model`` with its large weights separate.
 
-    Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
-    ``normdeploy.class`` as metadata.
+    The proto refers to the weights (`normdeploy.storage.shared_weights`). They are in the memory of ``model.program``,
+    which must not change as long as they are used. Inputs, outputs and dynamic dims have the names that the model gives
+    them. Nodes have ``normdeploy.module`` and ``normdeploy.class`` as metadata.
 
     Args:
         opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
-        custom_translation_table: operator -> onnxscript function, beside what installed packages say
-        (``normdeploy.translations``).
+        custom_translation_table: operator -> onnxscript function; it overrides those of installed packages
+            (``normdeploy.translations``).
         progress: called with (stage, done, total).
+
+    Returns:
+        the ONNX model, and the weights.
 
     Raises:
         ExportError: the opset is out of range, or torch can't express the model in ONNX.
-        InputError: a dim that was asked to be dynamic came out fixed.
+        InputError: a dim that was requested as dynamic became fixed.
     """
     if not isinstance(opset, int) or opset not in OPSETS:
         raise ExportError(
@@ -100,7 +108,7 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
         ):
-            # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
+            # With gradients, torch 2.13 writes views of attentions (T5's) that it then can't decompose.
             program = torch.onnx.export(
                 model.program,
                 dynamo=True,
@@ -111,7 +119,7 @@ def export_without_weights(
             )
     except Exception as error:
         raise ExportError(_describe_export_error(error, model.program)) from error
-    # None comes from the old exporter only
+    # Only the old exporter returns None.
     assert program is not None
     if progress is not None:
         progress("export", 1, 2)
@@ -128,6 +136,7 @@ def export_without_weights(
 
 
 def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
+    """Serialize the model with its large weights separate."""
     arrays = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -145,17 +154,18 @@ def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
 
 
 def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
+    """Inline functions, fix nodes, and give names and metadata their final form."""
     common.InlinePass()(exported)
     apply_fixes(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
-    # before the outputs get their names: one tensor may be two outputs
+    # This comes before the outputs get their names: one tensor may be two outputs.
     common.OutputFixPass()(exported)
     _rename_graph_io(exported.graph, model)
-    # which asks the metadata
+    # This needs the metadata, which are trimmed next.
     fix_hidden_rows(exported.graph)
     _trim_metadata(exported)
     _transpose_linear_weights(exported.graph)
-    # a user's name may be one that the exporter had made up
+    # A user's name may equal a name that the exporter invented.
     common.NameFixPass()(exported)
     return exported
 
@@ -164,6 +174,7 @@ def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
 
 
 def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
+    """Give inputs, outputs and dims the user's names."""
     for kind, values, names in (
         ("inputs", graph.inputs, [i.name for i in model.inputs]),
         ("outputs", graph.outputs, list(model.outputs)),
@@ -179,10 +190,10 @@ def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
 
 
 def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
-    """torch's symbol (or expression of symbols) → the user's name, from the inputs, where both are known.
+    """Map torch's symbols, or expressions of symbols, to the user's names, from inputs for which both are known.
 
     Raises:
-        InputError: a dim asked to be dynamic is fixed in the graph, or two names were given to one size.
+        InputError: a dim requested as dynamic is fixed in the graph, or one size has two names.
     """
     names: dict[str, str] = {}
     for value, spec in zip(graph.inputs, model.inputs, strict=True):
@@ -206,8 +217,10 @@ def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
 
 
 def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
-    """Rename the symbols in every shape of the graph, in expressions ("2*s77 + 1") too; all at once, so that names may
-    swap."""
+    """Rename the symbols in every shape of the graph, also in expressions ("2*s77 + 1").
+
+    All are renamed at once, so that names may swap.
+    """
     for value in _all_values(graph):
         if value.shape is not None and not value.shape.is_static():
             sizes = [_dim_value(dim) for dim in value.shape]
@@ -220,7 +233,7 @@ def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
 
 
 def _dim_value(dim: int | ir.SymbolicDim) -> int | str | None:
-    """The dim as torch meant it: one that it fixed late comes as a symbol by the name of "5"."""
+    """Read a dim as torch meant it: a dim that torch fixed late is a symbol with a name such as "5"."""
     if isinstance(dim, int) or dim.value is None:
         if isinstance(dim, int):
             return dim
@@ -244,7 +257,7 @@ def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _trim_metadata(model: ir.Model) -> None:
-    """Keep each node's module path and class; drop the rest, which quotes the user's source with its paths."""
+    """Keep each node's module path and class, and drop the rest, which quotes the user's source with its paths."""
     model.metadata_props.clear()
     for graph in model.graphs():
         graph.metadata_props.clear()
@@ -266,8 +279,11 @@ def _trim_metadata(model: ir.Model) -> None:
 
 
 def _transpose_linear_weights(graph: ir.Graph) -> None:
-    """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's
-    (`storage.shared_weights`); it copies the others three times as fast as NumPy does."""
+    """Store the weights of linear layers in the layout that MatMul reads.
+
+    Large weights stay views of torch's (`storage.shared_weights`). torch copies the others, three times as fast as
+    NumPy.
+    """
     for node in graph:
         if node.op_type == "Transpose" and node.domain == "":
             weight = node.inputs[0]
@@ -292,12 +308,12 @@ def _transpose_linear_weights(graph: ir.Graph) -> None:
         graph.initializers.pop(str(weight.name))
 
 
-# ------------------------------------------------------------------ torch's talk
+# ------------------------------------------------------------------ torch's output
 
 
 @contextmanager
 def silence_torch() -> Iterator[None]:
-    """Keep torch's warnings, prints and logs off the user's terminal; what goes wrong comes as an exception."""
+    """Keep torch's warnings, prints and logs off the user's terminal; errors are still raised."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
@@ -311,8 +327,9 @@ def silence_torch() -> Iterator[None]:
 
 
 def _describe_export_error(error: BaseException, program: torch.export.ExportedProgram) -> str:
-    """What torch's chain of exceptions says, in one line: the missing operator and its module, or the innermost
-    cause."""
+    """Summarize torch's chain of exceptions in one line: the missing operator and its module, or
+    the innermost cause.
+    """
     target = None
     while True:
         target = re.search(r"Error when translating node .*?target=(?:torch\.ops\.)?([\w.]+)", str(error)) or target
@@ -342,8 +359,10 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
 
 
 def _module_clause(program: torch.export.ExportedProgram, operator: str) -> str:
-    """ " in module 'layers.0'" where the program calls the operator, perhaps as a longer name's last part:
-    special_bessel_j0."""
+    """Return " in module 'layers.0'" for the module that calls the operator, "" if it is unknown.
+
+    The program may call it by a longer name that ends with it, such as special_bessel_j0.
+    """
     name = operator.split(".")[1]
     for node in program.graph.nodes:
         if node.op == "call_function" and "." in str(node.target):

@@ -1,11 +1,11 @@
-"""Mends what torch's exporter writes and onnxruntime does not run, or answers otherwise. Each mend is for a named op.
+"""Fix nodes from torch's exporter that onnxruntime does not run or computes differently; each fix is for a named op.
 
-- Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
-- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two
+- Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). The fix removes a bias of zeros.
+- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime needs its last two
   dims in full (``attention_helper.h``, onnxruntime 1.31).
-- Clip from zero: onnxruntime (1.31, CPU) takes the type's largest number for the bound that is left out and makes
-  3.4e38 of Inf, where PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds
-  stay: of a root a Clip is what our L2Norm is proved by, and Relu with a Clip becomes one node.
+- Clip from zero: onnxruntime (1.31, CPU) uses the type's largest number for the missing upper bound and turns Inf into
+  3.4e38. PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds stay: the
+  proof of the own op L2Norm needs a Clip of a root, and Relu with a Clip becomes one node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COPIES = ("Expand", "Cast", "CastLike", "Identity")
 
 
 def apply_fixes(graph: ir.Graph) -> None:
-    """Mend every node of ``graph`` and of the bodies in it, in place."""
+    """Fix every node of ``graph`` and of the bodies in it, in place."""
     for node in list(ir.traversal.RecursiveGraphIterator(graph)):
         if node.domain == "" and node.op_type in ("Conv", "ConvTranspose"):
             _drop_zero_bias(node)
@@ -27,6 +27,7 @@ def apply_fixes(graph: ir.Graph) -> None:
 
 
 def _drop_zero_bias(node: ir.Node) -> None:
+    """Remove a Conv's bias if it is an Expand of zeros."""
     if len(node.inputs) > 2:
         bias = node.inputs[2]
     else:
@@ -42,7 +43,7 @@ def _drop_zero_bias(node: ir.Node) -> None:
 
 
 def _is_all_zero(value: ir.Value | None) -> bool:
-    """Whether a tensor is a copy of a constant that holds zeros alone."""
+    """Return True if a tensor is a copy of a constant that holds only zeros."""
     while value is not None and (maker := value.producer()) is not None and maker.op_type in _COPIES:
         value = maker.inputs[0]
     if value is None:
@@ -53,7 +54,7 @@ def _is_all_zero(value: ir.Value | None) -> bool:
 
 
 def _remove_unread_nodes(node: ir.Node) -> None:
-    """Remove a node that nobody reads, and those before it that only it read."""
+    """Remove a node without readers, and the nodes before it that only it reads."""
     if any(out.uses() or out.is_graph_output() for out in node.outputs) or node.graph is None:
         return
     makers = {maker for value in node.inputs if value is not None and (maker := value.producer()) is not None}
@@ -63,6 +64,7 @@ def _remove_unread_nodes(node: ir.Node) -> None:
 
 
 def _expand_attention_mask(node: ir.Node) -> None:
+    """Expand the mask to (..., queries, keys) unless its last two dims are known to be full."""
     query, key, _, mask, past, *_ = (*node.inputs, None, None)
     if query is None or key is None or mask is None or past is not None or node.graph is None:
         return
@@ -83,6 +85,7 @@ def _expand_attention_mask(node: ir.Node) -> None:
 
 
 def _replace_by_max(node: ir.Node) -> None:
+    """Replace a floating Clip from zero without an upper bound by Max."""
     data, low, high, *_ = (*node.inputs, None, None)
     if (
         data is None
@@ -105,7 +108,7 @@ def _replace_by_max(node: ir.Node) -> None:
 
 
 def _dim_at(value: ir.Value, axis: int = -2) -> int | str | None:
-    """A size or its symbol; None where the shape or the size is not known."""
+    """Return a size or its symbol; None if the shape or the size is unknown."""
     if value.shape is None or len(value.shape) < -axis:
         return None
     dim = value.shape[axis]

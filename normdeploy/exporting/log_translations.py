@@ -1,9 +1,10 @@
-"""Translates logarithms of sums of exponentials in forms that do not overflow.
+"""Translate logarithms of sums of exponentials in forms that do not overflow.
 
-torch's exporter (2.13, onnxscript 0.7.2) writes log(sigmoid(x)) and log(exp(x) + exp(y)) as they stand, which is −Inf
-below −88 and Inf above 88 in float32. PyTorch computes, as these forms do,
+torch's exporter (2.13, onnxscript 0.7.2) writes log(sigmoid(x)) and log(exp(x) + exp(y)) literally, which gives −Inf
+below −88 and Inf above 88 in float32. PyTorch computes, as these forms do:
 
-    log sigmoid(x) = min(x, 0) − log(1 + exp(−|x|)) log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(−|x − y|))
+    log sigmoid(x)        = min(x, 0) − log(1 + exp(−|x|))
+    log(exp(x) + exp(y))  = max(x, y) + log(1 + exp(−|x − y|))
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-# the reductions of torch's losses, by their numbers in ATen
+# ATen's numbers for the reductions of torch's losses
 _MEAN, _SUM = 1, 2
 
 
@@ -26,12 +27,16 @@ def _constant_like(value: float, like: Any) -> Any:
 
 
 def _log_one_plus_exp(negative: Any) -> Any:
-    """log(1 + exp(negative)), of a number that is not above zero."""
+    """Compute log(1 + exp(negative)) of a number that is at most zero."""
     return op.Log(op.Add(op.Exp(negative), _constant_like(1.0, negative)))
 
 
 def log_sigmoid(self: Any) -> Any:
-    """min(x, 0) − log(1 + exp(−|x|))."""
+    """Compute log sigmoid(x) as min(x, 0) − log(1 + exp(−|x|)).
+
+    Returns:
+        a tensor of the shape of x.
+    """
     smaller = op.Min(self, _constant_like(0.0, self))
     return op.Sub(smaller, _log_one_plus_exp(_cast_like(op.Neg(op.Abs(self)), self)))
 
@@ -39,7 +44,16 @@ def log_sigmoid(self: Any) -> Any:
 def binary_cross_entropy_with_logits(
     self: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = _MEAN
 ) -> Any:
-    """(1 − t)·x − (1 + (p − 1)·t)·log sigmoid(x), of targets t and positive weights p."""
+    """Compute (1 − t)·x − (1 + (p − 1)·t)·log sigmoid(x), for targets t and positive weights p.
+
+    Args:
+        weight: factor of each loss; None for 1.
+        pos_weight: p; None for 1.
+        reduction: ATen's number: 1 for the mean, 2 for the sum, otherwise none.
+
+    Returns:
+        a scalar, or without reduction a loss per element.
+    """
     one = _constant_like(1.0, self)
     chance = log_sigmoid(self)
     if pos_weight is not None:
@@ -55,20 +69,28 @@ def binary_cross_entropy_with_logits(
 
 
 def logaddexp(self: Any, other: Any) -> Any:
-    """max(x, y) + log(1 + exp(−|x − y|)); of equal numbers, infinite ones too, x + log 2."""
+    """Compute max(x, y) + log(1 + exp(−|x − y|)); for equal numbers, even infinite ones, x + log 2.
+
+    Returns:
+        a tensor of the broadcast shape.
+    """
     return _log_sum_exp_of_two(self, other, 1.0)
 
 
 def logaddexp2(self: Any, other: Any) -> Any:
-    """`logaddexp` to the base 2."""
+    """Compute `logaddexp` to the base 2.
+
+    Returns:
+        a tensor of the broadcast shape.
+    """
     return _log_sum_exp_of_two(self, other, math.log(2.0))
 
 
 def _log_sum_exp_of_two(self: Any, other: Any, base: float) -> Any:
-    """max(x, y) + log(1 + exp(−|x − y|·b)) / b, with b the logarithm of the base."""
+    """Compute max(x, y) + log(1 + exp(−|x − y|·b)) / b, with b the logarithm of the base."""
     apart = op.Neg(op.Abs(op.Sub(self, other)))
     grown = _log_one_plus_exp(_cast_like(op.Mul(apart, _constant_like(base, self)), self))
-    # Infinities that are equal have no difference.
+    # The difference of equal infinities is NaN.
     grown = op.Where(op.Equal(self, other), _constant_like(math.log(2.0), self), grown)
     return op.Add(op.Max(self, other), op.Div(grown, _constant_like(base, self)))
 
@@ -78,7 +100,7 @@ def _cast_like(value: Any, like: Any) -> Any:
     return value
 
 
-# what torch.onnx.export takes as custom_translation_table
+# format of torch.onnx.export's custom_translation_table
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.log_sigmoid.default: log_sigmoid,
     torch.ops.aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,

@@ -1,21 +1,23 @@
-"""Mends the exporter's form of attention rows that a mask hides whole.
+"""Fix the exporter's form of attention rows that a mask hides completely.
 
-torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for
-a bool mask) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax
-against NaN:
+torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. For a bool mask, the exporter
+(onnxscript's translation) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the
+softmax against NaN:
 
     p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
 
-That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN
-among the scores, which eager passes on, becomes 0. The guard that does what is meant asks the mask, behind the product,
-which is smaller than p and leaves softmax and products to each other:  (p·v)·shown, where shown = (ReduceMax(m) >
-lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v), so that NaN and Inf in v, and NaN in the scores, come out as
-NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead. Only nodes that the exporter made of that
-operator are taken: a user who writes the same by hand gets in eager what the nodes say.
+That guard is for a mask of −Inf. With the lowest number, a hidden row becomes the mean of all values, and a NaN among
+the scores, which eager propagates, becomes 0. A correct guard tests the mask, behind the product, which is smaller than
+p and keeps softmax and products adjacent: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0. A hidden row
+is 0·(the mean of v). So NaN and Inf in v, and NaN in the scores, become NaN, as in eager. If another node reads p, the
+fix is Where(shown, p, 0) instead.
 
-A mask of floats has no guard from the exporter: a row of −Inf alone is NaN in the file, 0 in eager. Where the graph
-itself makes such a mask (MultiheadAttention does, of a padding mask), its −Inf become the type's lowest number, and the
-product is guarded in the same way.
+Only nodes that the exporter made from that operator are changed. If a user writes the same nodes by hand, eager
+computes just these nodes.
+
+The exporter adds no guard for a mask of floats: a row of only −Inf is NaN in the file, 0 in eager. If the graph itself
+computes such a mask (MultiheadAttention does, from a padding mask), its −Inf become the type's lowest number, and the
+product gets the same guard.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ _MADE_OF = "pkg.torch.onnx.fx_node"
 
 
 def fix_hidden_rows(graph: ir.Graph) -> int:
-    """Replace the exporter's guards in ``graph`` and its bodies; how many there were."""
+    """Replace the exporter's guards in ``graph`` and its bodies, in place.
+
+    Returns:
+        the number of fixed attentions.
+    """
     seen: dict[ir.Value, ir.Value] = {}
     factors: dict[ir.Value, ir.Value] = {}
     count = 0
@@ -54,7 +60,7 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
             for index, value in enumerate((seen[mask], weights, zero)):
                 node.replace_input_with(index, value)
         if test is not None and not test.uses() and not test.is_graph_output():
-            # else IsNaN would be one more that reads the weights
+            # Otherwise IsNaN would remain as another reader of the weights.
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     clamped: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
@@ -64,9 +70,13 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
 
 
 def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> int:
-    """Guard the product behind a softmax of scores plus a float mask that the graph writes −Inf into; 1 if it did.
+    """Guard the product behind a softmax of scores plus a float mask into which the graph writes −Inf.
 
-    ``clamped``: mask -> what `_clamp_mask` made of it.
+    Args:
+        clamped: mask -> result of `_clamp_mask`; extended.
+
+    Returns:
+        1 if it did, otherwise 0.
     """
     if _op_type_of(softmax) != "Softmax" or not _is_from_attention(softmax):
         return 0
@@ -87,7 +97,7 @@ def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value,
 
 
 def _is_minus_infinity(value: ir.Value | None) -> bool:
-    """Whether it is a constant −Inf, which the exporter casts to the type of the other operand."""
+    """Return True for a constant −Inf, which the exporter may cast to the type of the other operand."""
     if value is not None:
         made = value.producer()
     else:
@@ -98,7 +108,11 @@ def _is_minus_infinity(value: ir.Value | None) -> bool:
 
 
 def _clamp_mask(scores: ir.Node, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Write max(mask, lowest) in front of ``scores``, and whether each of its rows shows anything, as 1 or 0."""
+    """Write max(mask, lowest) before ``scores``, and a test of each row.
+
+    Returns:
+        the new mask, and 1 for each row that shows any element, otherwise 0.
+    """
     assert scores.graph is not None
     low = np.asarray(np.finfo(np.float32).min, np.float32)
     lowest = _constant_node(low, f"{scores.name}_lowest")
@@ -113,8 +127,11 @@ def _clamp_mask(scores: ir.Node, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _row_tests(mask: ir.Value, low: np.ndarray, name: str | None) -> list[ir.Node]:
-    """Nodes, the last of which says whether each row of ``mask``, [..., 1], shows anything: has more than the lowest
-    number ``low``."""
+    """Build nodes that test whether each row of ``mask`` has a number above the lowest number ``low``.
+
+    Returns:
+        the nodes; the last one gives bools of shape [..., 1].
+    """
     axes = _constant_node(np.array([-1]), f"{name}_axes")
     half = _constant_node((low / 2).astype(low.dtype).reshape(()), f"{name}_half")
     most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{name}_most")
@@ -136,7 +153,7 @@ def _copy_type(source: ir.Value, value: ir.Value) -> None:
 
 
 def _is_hiding_mask(mask: ir.Value) -> bool:
-    """Whether a float32 mask is −Inf where the graph's own Where says so, behind any views."""
+    """Return True for a float32 mask into which a Where of the graph writes −Inf, behind any views and Adds."""
     if mask.dtype != ir.DataType.FLOAT:
         return False
     waiting = [mask]
@@ -153,7 +170,7 @@ def _is_hiding_mask(mask: ir.Value) -> bool:
 
 
 def _mask_behind_guard(node: ir.Node) -> ir.Value | None:
-    """m of ``Where(IsNaN(p), 0, p)`` with p = Softmax(s + m), where m = Where(b, 0, lowest)."""
+    """Find m of ``Where(IsNaN(p), 0, p)`` with p = Softmax(s + m) and m = Where(b, 0, lowest)."""
     if _op_type_of(node) != "Where":
         return None
     asked, zero, weights = node.inputs
@@ -179,7 +196,7 @@ def _mask_behind_guard(node: ir.Node) -> ir.Value | None:
 
 
 def _lowest_mask_value(mask: ir.Value) -> np.ndarray | None:
-    """The number that ``mask`` has where it hides, if it is such a mask."""
+    """Return the number with which ``mask`` hides elements; None if it is not such a mask."""
     node = mask.producer()
     if _op_type_of(node) != "Where" or _constant_number(node.inputs[1]) != 0:  # type: ignore[union-attr]
         return None
@@ -189,7 +206,7 @@ def _lowest_mask_value(mask: ir.Value) -> np.ndarray | None:
 
 
 def _any_row_visible(mask: ir.Value) -> ir.Value:
-    """Whether each row of ``mask`` shows anything, [..., 1]; the nodes stand behind the mask's own."""
+    """Write a test of each row of ``mask``, [..., 1], behind the mask's own node."""
     made = mask.producer()
     low = _lowest_mask_value(mask)
     assert made is not None
@@ -202,7 +219,7 @@ def _any_row_visible(mask: ir.Value) -> ir.Value:
 
 
 def _only_reading_product(guard: ir.Node) -> ir.Node | None:
-    """The MatMul with the values, where nothing else reads what ``guard`` lets through."""
+    """Find the MatMul with the values, if it alone reads the output of ``guard``."""
     (out,) = guard.outputs
     uses = list(out.uses())
     if len(uses) != 1 or out.is_graph_output() or uses[0].idx != 0 or uses[0].node.graph is not guard.graph:
@@ -213,8 +230,7 @@ def _only_reading_product(guard: ir.Node) -> ir.Node | None:
 
 
 def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
-    """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes
-    ``shown``."""
+    """Write 1 for true and 0 for false ``shown`` in the type of the mask, behind the node that computes ``shown``."""
     made = shown.producer()
     low = _lowest_mask_value(mask)
     assert made is not None
@@ -227,7 +243,7 @@ def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value) -> None:
-    """Write ``product`` of the unguarded weights, and its hidden rows as zeros."""
+    """Replace ``product`` by the product of the unguarded weights, with hidden rows as zeros."""
     assert product.graph is not None
     (out,) = product.outputs
     every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")
@@ -241,7 +257,7 @@ def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value
 
 
 def _is_from_attention(node: ir.Node | None) -> bool:
-    """Whether the exporter made it of torch's operator, as its metadata says."""
+    """Return True if the exporter made the node from torch's operator, according to its metadata."""
     return node is not None and "scaled_dot_product_attention" in node.metadata_props.get(_MADE_OF, "")
 
 
@@ -252,7 +268,7 @@ def _op_type_of(node: ir.Node | None) -> str:
 
 
 def _constant_number(value: ir.Value | None) -> float | None:
-    """The one number that a constant holds."""
+    """Return the only number of a constant; None for other tensors."""
     constant = _constant_array(value)
     if constant is not None and constant.size == 1 and constant.dtype.kind != "U":
         return float(constant.reshape(()))
@@ -260,6 +276,7 @@ def _constant_number(value: ir.Value | None) -> float | None:
 
 
 def _constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """Return a constant of one element as an array; None for other tensors."""
     if value is None:
         return None
     constant = value.const_value

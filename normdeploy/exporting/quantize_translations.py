@@ -1,6 +1,6 @@
-"""Write PT2E's operators that quantize a whole tensor: torch's exporter drops their bounds or can't write them.
+"""Translate PT2E's operators that quantize a whole tensor; torch's exporter drops their bounds or can't write them.
 
-onnxscript 0.7.2 takes the scale of the ``.tensor`` overloads for a Python number, and reads no ``quant_min`` and
+onnxscript 0.7.2 treats the scale of the ``.tensor`` overloads as a Python number, and ignores ``quant_min`` and
 ``quant_max``: QuantizeLinear clamps to the whole range of the type.
 """
 
@@ -18,7 +18,11 @@ NAMESPACE = "quantized_decomposed"
 
 
 def quantize(input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: int) -> Any:
-    """Round to codes of ``dtype`` and clamp them to [``quant_min``, ``quant_max``]."""
+    """Round to codes of ``dtype`` and clamp them to [``quant_min``, ``quant_max``].
+
+    Returns:
+        codes in the shape of ``input``; FP8 codes are clamped only to the type's own limits.
+    """
     codes = op.QuantizeLinear(
         input, op.CastLike(_as_scalar(scale, np.float32), input), _cast_to_code(zero_point, dtype)
     )
@@ -34,7 +38,11 @@ def quantize(input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max:
 def dequantize(
     input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: int, out_dtype: int | None = None
 ) -> Any:
-    """Make numbers of codes; the operator does not use its bounds."""
+    """Convert codes to numbers; the operator ignores its bounds.
+
+    Returns:
+        float32 numbers, or ``out_dtype`` if given.
+    """
     scale = op.Cast(_as_scalar(scale, np.float32), to=ir.DataType.FLOAT)
     values = op.DequantizeLinear(input, scale, _cast_to_code(zero_point, dtype))
     if out_dtype in (None, -1):
@@ -47,14 +55,18 @@ def _cast_to_code(value: Any, dtype: int) -> Any:
 
 
 def _as_scalar(value: Any, dtype: type[np.generic]) -> Any:
-    """Give ``value`` rank 0: QuantizeLinear takes a scale of shape [1] for one of each channel."""
+    """Make ``value`` a tensor of rank 0, because QuantizeLinear reads a scale of shape [1] as one per channel."""
     if isinstance(value, int | float):
         return op.Constant(value=ir.tensor(np.array(value, dtype)))
     return op.Reshape(value, op.Constant(value=ir.tensor(np.zeros(0, np.int64))))
 
 
 def quantize_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Map the operators to their forms; a model that holds them has registered them."""
+    """Build the translation table; a model that contains these operators has registered them.
+
+    Returns:
+        operator -> function.
+    """
     operators = torch.ops.quantized_decomposed
     made = operators.quantize_per_tensor
     read = operators.dequantize_per_tensor

@@ -1,4 +1,4 @@
-"""Operators that torch's exporter translates wrongly or not at all, in a form that it takes."""
+"""Translate repeat_interleave, which torch's exporter translates wrongly if the number of repeats is dynamic."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from ..loading.recurrent_ops import int64_constant
 
 
 def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
-    """Each slice along ``dim`` ``repeats`` times: beside a new axis of one, which is expanded and merged into ``dim``.
+    """Repeat each slice along ``dim`` ``repeats`` times.
 
-    onnxscript 0.7.2 expands the axis in front of the new one where ``repeats`` is a size of an input.
+    A new axis of size 1 behind ``dim`` is expanded and merged into it. onnxscript 0.7.2 expands the axis before the new
+    one if ``repeats`` is a size of an input.
+
+    Returns:
+        the repeated tensor; flattened first if ``dim`` is None.
     """
     if dim is None:
         self = op.Reshape(self, int64_constant([-1]))
@@ -38,7 +42,7 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     )
 
 
-# what torch.onnx.export takes as custom_translation_table
+# format of torch.onnx.export's custom_translation_table
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.repeat_interleave.self_int: repeat_interleave
 }

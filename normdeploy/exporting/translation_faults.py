@@ -1,8 +1,8 @@
-"""Refuse operators whose ONNX form by torch's exporter (2.13, onnxscript 0.7.2) computes something else.
+"""Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes another function in ONNX.
 
 - scatter_reduce with "mean": written with the reduction "none".
 - avg_pool2d, avg_pool3d with ``divisor_override``: the divisor is dropped.
-- adaptive pools along a dynamic size, which "area" resizes are too: written for the sizes of the example.
+- adaptive pools along a dynamic size, which include "area" resizes: written for the sizes of the example.
 - nearest-exact resizes of a dynamic size: rounded to other source pixels.
 - cross_entropy with ``label_smoothing``: the smoothing is dropped.
 - LSTM with ``proj_size``: the projection is dropped.
@@ -21,14 +21,14 @@ from ..loading.recurrent_ops import PROJECTION
 
 
 def require_translatable(program: torch.export.ExportedProgram, *, own: Container[Any] = ()) -> None:
-    """Refuse a program that torch's exporter would write as another function.
+    """Check that torch's exporter writes a program as the same function.
 
     Args:
         program: the model as torch.export traced it.
-        own: operators that a table of translations writes, which are not judged here.
+        own: operators that a translation table writes, which are not checked.
 
     Raises:
-        ExportError: names each such operator, its module and what to write instead.
+        ExportError: it would not; the message lists each such operator with its module and an alternative.
     """
     found = [
         f"{fault} (operator {node.target}{_module_clause(node)})"
@@ -40,6 +40,7 @@ def require_translatable(program: torch.export.ExportedProgram, *, own: Containe
 
 
 def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, str]]:
+    """Yield each operator that the exporter translates wrongly, with a description of the fault."""
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -51,7 +52,7 @@ def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple
 
 
 def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
-    """Say what the exporter gets wrong in ``node``, "" where it is right."""
+    """Describe the exporter's fault in ``node``, "" if it is correct."""
     name = target._schema.name.removeprefix("aten::")
     arguments = _bound_arguments(node, target)
     if name == "scatter_reduce" and arguments.get("reduce") == "mean":
@@ -70,7 +71,7 @@ def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
 
 
 def _has_projection(arguments: dict[str, Any]) -> bool:
-    """Tell whether each layer and direction has a weight more than the two products and their biases."""
+    """Return True if each layer and direction has a weight besides the two products and their biases."""
     weights = arguments.get("params")
     if not isinstance(weights, list | tuple):
         return False
@@ -84,7 +85,7 @@ def _bound_arguments(node: torch.fx.Node, target: torch._ops.OpOverload) -> dict
 
 
 def _pools_dynamic_size(arguments: dict[str, Any]) -> bool:
-    """Tell whether a pool divides a dynamic size into anything but one part."""
+    """Return True if a pool divides a dynamic size into more than one part."""
     sizes = arguments.get("output_size", ())
     shape = _shape_of_value(arguments.get("self"))
     axes = zip(shape[len(shape) - len(sizes) :], sizes, strict=False)

@@ -1,5 +1,7 @@
-"""How each norm is written: one file for each kind, tried in this order; the reading and form with the fewest nodes
-wins."""
+"""Write each norm as nodes, one file for each kind, tried in order.
+
+The reading and form with the fewest nodes wins.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ..recognition.norm_parameters import stored_epsilon
 from . import group_norm, instance_norm, layer_norm, mean_variance_norm, portable_norms, third_party_forms
 from .norm_writer import NormForm
 
-# of a float32 number that is not subnormal, relative to it
+# Relative half ulp of a normal float32 number.
 _HALF_ULP = 2.0**-24
 
 _UNBIASED = (
@@ -24,20 +26,20 @@ _UNBIASED = (
     " normalization"
 )
 
-# with --fuse portable they are written even where standard nodes say the norm
+# --fuse portable writes these even if standard nodes can express the norm.
 _OURS_FIRST = ("L2Norm", "RMSNorm", "ChannelLayerNorm")
 
 FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
 
 def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> NormForm | Refusal:
-    """Write a norm in the first form that can hold it.
+    """Write a norm in the first form that can express it.
 
     Args:
-        fuse: "portable" allows the ops of installed packages, which are asked first, and this project's own.
+        fuse: "portable" also allows the ops of installed packages, which are tried first, and this project's own ops.
 
     Returns:
-        The form, or why the last one could not hold the norm.
+        the form, or the refusal of the last form that applied.
 
     Raises:
         ExtensionError: a package's form breaks its contract.

@@ -1,18 +1,18 @@
-"""Batch normalization in eval mode: one scale and one shift, folded into a neighbouring linear op.
+"""Fold batch normalization in eval mode, one scale and one shift, into a neighboring linear op.
 
     y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015,
     arXiv:1502.03167)
 
-A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in
-float64, so spelling does not matter. What is done with it, the first that is exact (`normdeploy.forms.constant_linear`
-has the formulas):
+The chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is evaluated in float64 for a
+and b, so spelling does not matter. The first of these rewrites that is exact is taken
+(`normdeploy.forms.constant_linear` has the formulas):
 
-- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a
-  Concat joins;
-- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes
-  the scale alone, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
-- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and
-  whose statistics are 0 and 1: two nodes would be more than there were.
+- The linear op before takes both, also through views that keep the channels apart; or each op that a Concat joins takes
+  its part.
+- The linear op behind takes both. A convolution that pads its input with zeros would not apply the shift to the
+  padding. It takes only the scale, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add.
+- Otherwise one Mul and one Add. A BatchNormalization node stays one node, since two would be more than before: its
+  scale and bias contain everything, and its statistics are 0 and 1.
 """
 
 from __future__ import annotations
@@ -39,34 +39,43 @@ from .channel_views import (
 from .constant_linear import ConstantLinear, absorb_added_bias, channel_vector, constant_linear_of, is_representable
 from .fold_expressions import FoldExpressions, FoldShare
 
-# a tensor of the graph, and the nodes that shall produce it
+# a tensor of the graph, and the nodes that will produce it
 Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]
 
 
 @dataclass(frozen=True)
 class AffineFold:
-    """The nodes that compute ``old`` from ``leaves``; ``edits`` put them into the graph."""
+    """Nodes that compute ``old`` from ``leaves`` after a fold.
+
+    Attributes:
+        became: the result in words, for reports.
+        windows: for each leaf a small shape that is enough to test the fold, or None if there is none.
+        edits: the changes of the graph that insert the nodes.
+        expressions: the formulas of the new constants.
+        remains: ops that remain of the scale and shift itself.
+    """
 
     nodes: tuple[gs.Node, ...]
     became: str
     old: gs.Tensor
     leaves: tuple[gs.Tensor, ...]
-    # for each leaf a small shape that shows everything, None where there is none
     windows: tuple[tuple[int, ...] | None, ...]
     edits: tuple[Edit, ...]
-    # what the new constants are made of
     expressions: FoldExpressions
-    # the ops that are left of the scale and shift itself
     remains: tuple[str, ...] = ()
 
     @property
     def shares(self) -> tuple[FoldShare, ...]:
-        """What linear ops take; none where a scale and shift stays one."""
+        """Return the shares of the linear ops; empty if the scale and shift remains separate."""
         return self.expressions.shares
 
 
 def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
+    """Fold a·V(W·x + c) + b into the linear op before; V are views that keep the channels apart, or none.
+
+    Returns:
+        the fold to V of one linear op, or a refusal.
+    """
     t, views = views_above(graph, affine.z)
     linear = constant_linear_of(graph, graph.producer(t))
     if isinstance(linear, Refusal):
@@ -105,7 +114,7 @@ def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusa
 
 
 def _written_constants(linear: ConstantLinear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
-    """Weight and bias of a linear op as `ConstantLinear.write_nodes` wrote it."""
+    """Return weight and bias of a linear op as `ConstantLinear.write_nodes` wrote it."""
     node = made[0]
     if len(made) > 1:
         bias = made[1].inputs[1]
@@ -117,7 +126,11 @@ def _written_constants(linear: ConstantLinear, made: Sequence[gs.Node]) -> tuple
 
 
 def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
+    """Fold the scale and shift of a Concat into the linear ops that compute its parts.
+
+    Returns:
+        the fold, or a refusal.
+    """
     joint = graph.producer(affine.z)
     rank = len(graph.shape(affine.z) or ())
     if not rank:
@@ -193,7 +206,11 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
 
 
 def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
+    """Fold W·V(a·z + b) + c into one linear op of V(z); V are views, or none.
+
+    Returns:
+        the fold, or a refusal, for example of a convolution whose padding the shift would have to reach.
+    """
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
@@ -204,11 +221,15 @@ def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
 
 
 def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
+    """Fold the scale into the padding convolution behind it; the shift, divided by the scale, remains as one Add.
+
+    Returns:
+        the fold, or a refusal.
+    """
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
-    # a scale may be 0
+    # A scale may be 0; the ratio is then infinite and refused below.
     with evaluator.silence_numpy():
         ratio = affine.shift / affine.scale
     if not is_representable(affine.dtype, ratio):
@@ -222,7 +243,11 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
 
 
 def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
-    """One Mul and one Add; the one that does nothing is left out."""
+    """Write the scale and shift as one Mul and one Add, and omit the one that has no effect.
+
+    Returns:
+        the fold, or a refusal if a constant does not fit into the dtype.
+    """
     if not is_representable(affine.dtype, affine.scale, affine.shift):
         return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
     nodes: list[gs.Node] = []
@@ -246,7 +271,11 @@ def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Ref
 
 
 def neutralize_statistics(graph: Graph, affine: AffineChain, node: gs.Node) -> AffineFold | Refusal:
-    """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
+    """Fold the statistics of the lone BatchNormalization ``node`` into its scale and bias.
+
+    Returns:
+        the fold, or a refusal if a constant does not fit into the dtype.
+    """
     channels = affine.shift.shape[1:2] or (1,)
     size = graph.known_value(node.inputs[1])
     a, b = (channel_vector(v, 1, size.size if size is not None else channels[0]) for v in (affine.scale, affine.shift))
@@ -261,7 +290,7 @@ def neutralize_statistics(graph: Graph, affine: AffineChain, node: gs.Node) -> A
 
 
 def has_neutral_statistics(graph: Graph, node: gs.Node) -> bool:
-    """Whether a BatchNormalization's statistics say nothing: a scale and shift already."""
+    """Return True if the node has mean 0, variance 1 and epsilon 0, so that it is already a scale and shift."""
     mean, variance = (graph.known_value(t) for t in node.inputs[3:5])
     if mean is None or variance is None or graph.attrs(node).get("epsilon", 1e-5) != 0.0:
         return False
@@ -269,8 +298,11 @@ def has_neutral_statistics(graph: Graph, node: gs.Node) -> bool:
 
 
 def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
-    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle
-    show."""
+    """Compute the smallest input of a convolution that gives three outputs along each axis: two borders and the middle.
+
+    Returns:
+        the shape (2, channels, …); None for other ops, for automatic padding, or if the padding exceeds it.
+    """
     if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in (
         "NOTSET",
         "b'NOTSET'",
@@ -291,16 +323,16 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
     return None
 
 
-# ------------------------------------------------------------------ the linear op behind
+# ------------------------------------------------------------------ linear op behind
 
 
 @dataclass(frozen=True)
 class _NextLinear:
-    """The linear op behind a scale and shift.
+    """Linear op behind a scale and shift.
 
     Attributes:
-        views: on the way to it.
-        scale, shift: over its input channels.
+        views: views between the scale and the op.
+        scale, shift: vectors over its input channels.
     """
 
     linear: ConstantLinear
@@ -310,7 +342,7 @@ class _NextLinear:
 
 
 def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
-    """Find the linear op that alone reads a scale and shift, behind views."""
+    """Find the linear op that is the only reader of a scale and shift, possibly behind views."""
     t, views = views_below(graph, affine.y)
     reading = value_readers(graph, t)
     if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
@@ -342,7 +374,7 @@ def _fold_next_linear(
     """Write the linear op with the weight ``w`` and the bias ``c``.
 
     Args:
-        added: the Add that keeps the shift, where the scale alone is taken.
+        added: the Add that keeps the shift, if only the scale is folded.
     """
     linear = behind.linear
     source = affine.z if added is None else added.outputs[0]
@@ -351,7 +383,7 @@ def _fold_next_linear(
     if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
-    # of what is gone now: z has the same shape
+    # Readers of a removed tensor's shape read that of z, which is the same.
     shapes: list[Edit] = []
     for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))
@@ -388,7 +420,7 @@ def _copy_views(graph: Graph, views: Sequence[gs.Node], data: gs.Tensor) -> list
 
 
 def _trim_leading_axes(values: np.ndarray) -> np.ndarray:
-    """Without leading axes of one: broadcasting puts them back."""
+    """Remove leading axes of size 1, which broadcasting restores."""
     shape = values.shape
     while shape and shape[0] == 1:
         shape = shape[1:]

@@ -1,5 +1,7 @@
-"""The way from a scale and shift to the linear op that may take it: the views between, and which of its channels each
-value meets."""
+"""Find the linear op that may take a scale and shift, through the views between them.
+
+The values of the scale and shift are mapped to the channels of the linear op.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from .constant_linear import ConstantLinear, channel_vector
 
 
 def producing_node(graph: Graph, t: gs.Tensor) -> gs.Node | None:
-    """The node that makes ``t``, or the MatMul whose bias it adds."""
+    """Find the node that computes ``t``, or the MatMul whose bias that node adds.
+
+    Returns:
+        the node, or None for a graph input or a constant.
+    """
     node = graph.producer(t)
     if node is not None and node.op == "Add":
         above = [graph.producer(i) for i in node.inputs if not graph.is_constant(i)]
@@ -26,17 +32,25 @@ def producing_node(graph: Graph, t: gs.Tensor) -> gs.Node | None:
 
 
 def value_readers(graph: Graph, t: gs.Tensor) -> list[gs.Node]:
-    """Those that read the values of ``t``, not only its shape."""
+    """List the nodes that read the values of ``t``, not only its shape.
+
+    Returns:
+        all readers but Shape and Size nodes.
+    """
     return [n for n in graph.consumers(t) if n.op not in ("Shape", "Size")]
 
 
 def is_read_once(graph: Graph, t: gs.Tensor) -> bool:
-    """Whether one node alone reads ``t``, so that it may be changed."""
+    """Return True if only one node reads ``t``, so that ``t`` may change."""
     return not graph.is_output(t) and len(value_readers(graph, t)) == 1
 
 
 def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The tensor that ``z`` is a view of, and the views between, in their order."""
+    """Follow the views above ``z``.
+
+    Returns:
+        the tensor that ``z`` is a view of, and the views between in graph order.
+    """
     views: list[gs.Node] = []
     while (node := graph.producer(z)) is not None and node.op in VIEWS and is_standard(node):
         views.insert(0, node)
@@ -45,7 +59,11 @@ def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
 
 
 def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The last of the views of ``y`` that nobody else reads, and the views between."""
+    """Follow the views of ``y`` as long as nothing else reads them.
+
+    Returns:
+        the last view's output, and the views in graph order.
+    """
     views: list[gs.Node] = []
     while (
         is_read_once(graph, y)
@@ -54,7 +72,7 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
         and is_standard(node)
     ):
         if views and len(graph.consumers(y)) > 1:
-            # somebody wants the shape of what would be gone
+            # Another node reads the shape of a tensor that would be removed.
             break
         views.append(node)
         y = node.outputs[0]
@@ -64,7 +82,12 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
 def output_channel_vector(
     graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, linear: ConstantLinear
 ) -> np.ndarray | None:
-    """A scale or shift of z as one over the output channels of t, which z is a view of; None where it is none."""
+    """Map a scale or shift of ``z`` to the output channels of the linear op that computes ``t``; ``z`` is a view of
+    ``t``.
+
+    Returns:
+        a vector of shape (output channels,), or None if the values vary along other axes.
+    """
     rank = len(graph.shape(t) or ())
     axis = linear.channel_axis(rank)
     if t is z:
@@ -96,8 +119,11 @@ def output_channel_vector(
 def input_channel_vector(
     graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: ConstantLinear
 ) -> np.ndarray | None:
-    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is
-    none."""
+    """Map a scale or shift of ``y`` to the input channels of the linear op that reads ``t``; ``t`` is a view of ``y``.
+
+    Returns:
+        a vector of shape (input channels,), or None if the values vary along other axes.
+    """
     axis = linear.input_channel_axis(len(graph.shape(t) or ()))
     if t is y:
         return channel_vector(values, axis, linear.input_channels)

@@ -1,10 +1,10 @@
-"""Linear ops with constant weights, and the weights that take a scale and a shift of their output or of their input.
+"""Scale and shift the input or output of linear ops with constant weights by changing their weights.
 
     output channels:  a·(W·x + c) + b = (a·W)·x + (a·c + b)
     input channels:   W·(a·x + b) + c = (W·a)·x + (c + W·b)
 
-for Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side. The
-addition behind a MatMul is its bias, since it has none of its own. All in float64.
+This covers Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side.
+MatMul has no bias of its own, so the addition behind it counts as its bias. All computation is in float64.
 """
 
 from __future__ import annotations
@@ -26,29 +26,37 @@ LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 @dataclass(frozen=True)
 class ConstantLinear:
-    """A linear op with a constant weight; alpha and beta of a Gemm are in ``w`` and ``c`` already."""
+    """Linear op with a constant weight.
+
+    Attributes:
+        weight: index of the weight among the inputs.
+        w: the weight, with a Gemm's alpha multiplied in.
+        c: the bias, one value per output channel or a single one, with a Gemm's beta multiplied in.
+        biased: the node itself has a bias.
+        shared: number of nodes that read the weight.
+        out: the result, behind the added bias of a MatMul.
+        nodes: the node, and the Add of a MatMul's bias.
+        attrs: the node's attributes without alpha and beta.
+    """
 
     node: gs.Node
-    # which of its inputs is the weight
     weight: int
     w: np.ndarray
-    # the bias, one value for each output channel or a single one
     c: np.ndarray
-    # it has a bias of its own
     biased: bool
-    # nodes that read the weight
     shared: int
-    # its result, a bias added behind a MatMul included
     out: gs.Tensor
     nodes: tuple[gs.Node, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def data_input(self) -> gs.Tensor:
+        """Return the input that is not the weight."""
         return self.node.inputs[1 - self.weight]
 
     @property
     def title(self) -> str:
+        """Return op and name of the node for messages, with a note if it shares its weight."""
         if self.node.name:
             name = f"{self.node.op} {self.node.name!r}"
         else:
@@ -59,15 +67,17 @@ class ConstantLinear:
 
     @property
     def groups(self) -> int:
+        """Return the number of groups of a convolution, otherwise 1."""
         return int(self.attrs.get("group", 1))
 
     @property
     def is_transposed(self) -> bool:
+        """Return True if a Gemm transposes its weight."""
         return bool(self.attrs.get("transB", 0))
 
     @property
     def output_channels(self) -> int:
-        """Output channels."""
+        """Return the number of output channels."""
         if self.node.op == "Conv":
             return int(self.w.shape[0])
         if self.node.op == "ConvTranspose":
@@ -78,7 +88,7 @@ class ConstantLinear:
 
     @property
     def input_channels(self) -> int:
-        """Input channels."""
+        """Return the number of input channels."""
         if self.node.op == "Conv":
             return int(self.w.shape[1]) * self.groups
         if self.node.op == "ConvTranspose":
@@ -88,7 +98,11 @@ class ConstantLinear:
         return int(self.w.shape[-2 if self.weight == 1 else -1])
 
     def channel_axis(self, rank: int) -> int:
-        """Of its output."""
+        """Find the channel axis of the output.
+
+        Returns:
+            the axis of an output of rank ``rank``.
+        """
         if self.node.op in ("Conv", "ConvTranspose"):
             return 1
         if self.weight == 1:
@@ -96,6 +110,11 @@ class ConstantLinear:
         return rank - 2
 
     def input_channel_axis(self, rank: int) -> int:
+        """Find the channel axis of the data input.
+
+        Returns:
+            the axis of an input of rank ``rank``.
+        """
         if self.node.op in ("Conv", "ConvTranspose"):
             return 1
         if self.node.op == "Gemm":
@@ -107,8 +126,7 @@ class ConstantLinear:
         return rank - 2
 
     def has_padding(self) -> bool:
-        """Whether something else than its input enters at the borders (or between the elements, of a transposed
-        convolution)."""
+        """Return True if values other than its input enter at the borders, or between elements for a ConvTranspose."""
         if self.node.op == "ConvTranspose":
             return True
         return self.node.op == "Conv" and (
@@ -117,7 +135,14 @@ class ConstantLinear:
         )
 
     def scale_output(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weight and bias of a·(W·x + c) + b, for vectors over the output channels."""
+        """Compute weight and bias of a·(W·x + c) + b.
+
+        Args:
+            a, b: vectors over the output channels.
+
+        Returns:
+            the weight in the shape of ``w``, and the bias.
+        """
         w = self.w
         ones = [1] * (self.w.ndim - 2)
         if self.node.op == "Conv":
@@ -131,7 +156,14 @@ class ConstantLinear:
         return w2, a * self.c + b
 
     def scale_input(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weight and bias of W·(a·x + b) + c, for vectors over the input channels; without padding."""
+        """Compute weight and bias of W·(a·x + b) + c; the op must not pad.
+
+        Args:
+            a, b: vectors over the input channels.
+
+        Returns:
+            the weight in the shape of ``w``, and the bias.
+        """
         w = self.w
         ones = [1] * (self.w.ndim - 2)
         if self.node.op == "ConvTranspose":
@@ -151,8 +183,15 @@ class ConstantLinear:
         return (w * a, self.c + w @ b)
 
     def weight_recomputation(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
-        """What computes the weight of `scale_output`, or of `scale_input`, anew, and keeps no weight for that; None
-        where the weight is none of the file's own."""
+        """Build a function that recomputes the weight of `scale_output` or `scale_input` without keeping a weight in
+        memory.
+
+        Args:
+            output: True for `scale_output`.
+
+        Returns:
+            the function, or None if the weight is not a stored constant of the file.
+        """
         stored, alpha = self.node.inputs[self.weight], float(self.node.attrs.get("alpha", 1.0))
         if id(stored) in graph.exact or not isinstance(stored, gs.Constant):
             return None
@@ -168,7 +207,14 @@ class ConstantLinear:
     def write_nodes(
         self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
     ) -> list[gs.Node] | Refusal:
-        """The op with another weight and bias, as nodes."""
+        """Write the op with another weight and bias.
+
+        Args:
+            like: tensor after which the result is named.
+
+        Returns:
+            the op, followed by an Add for the bias of a MatMul; a refusal if a number does not fit into ``dtype``.
+        """
         if not is_representable(dtype, w, shift):
             return Refusal(f"the folded weight does not fit into {dtype.name}", like.name)
         name = self.node.name or like.name
@@ -198,7 +244,11 @@ class ConstantLinear:
 
 
 def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | Refusal:
-    """``node`` as a linear op whose weight and bias are constants; Refusal with the reason where it is none."""
+    """Read ``node`` as a linear op whose weight and bias are constants.
+
+    Returns:
+        the op, or a refusal with the reason.
+    """
     if node is None or node.op not in LINEAR or not is_standard(node):
         return Refusal("no linear op", node.outputs[0].name if node is not None else "", kind=RefusalKind.NO_LINEAR_OP)
     out = node.outputs[0].name
@@ -243,7 +293,11 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
 
 
 def absorb_added_bias(graph: Graph, linear: ConstantLinear) -> ConstantLinear:
-    """A MatMul together with the constant that alone reads its result and adds one number to each channel."""
+    """Include the constant that is added behind a MatMul, one number per channel, if nothing else reads the product.
+
+    Returns:
+        the MatMul with this bias, or ``linear`` unchanged.
+    """
     t = linear.out
     readers = graph.consumers(t)
     if linear.node.op != "MatMul" or graph.is_output(t) or len(readers) != 1 or readers[0].op != "Add":
@@ -266,17 +320,24 @@ def absorb_added_bias(graph: Graph, linear: ConstantLinear) -> ConstantLinear:
 
 
 def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
-    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of
-    bfloat16)."""
+    """Check that each array of ``values`` neither overflows nor, in half precision, loses digits to subnormals.
+
+    Returns:
+        True if the largest magnitude of each array is 0, or at least 2^7 smallest subnormals and finite.
+    """
     limits = ml_dtypes.finfo(dtype)
-    # of which half a subnormal, the most that is lost, is 2⁻⁸
+    # At this value half a subnormal, the largest loss, is 2⁻⁸ of it: the unit of bfloat16.
     least = 2.0**7 * float(limits.smallest_subnormal)
     largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
     return all(m == 0 or least <= m <= float(limits.max) for m in largest)
 
 
 def channel_vector(values: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
-    """A scale or shift as a vector over the channels on ``axis``; None where it varies along another axis."""
+    """Read a scale or shift as a vector over the channels on ``axis``.
+
+    Returns:
+        a vector of shape (channels,), or None if the values vary along another axis.
+    """
     if any(n > 1 and a != axis for a, n in enumerate(values.shape)):
         return None
     return np.broadcast_to(values.reshape(-1), channels)

@@ -1,12 +1,12 @@
-"""The parameters of a fold as expressions: what a folded weight is before it is rounded.
+"""Express the constants of a fold by the file's own constants, before rounding.
 
-A chain of scales and shifts computes y = a·z + b of its input z, with b = chain(0) and a = chain(1) − b. A linear op
+A chain of scales and shifts computes y = a·z + b from its input z, with b = chain(0) and a = chain(1) − b. A linear op
 takes them as
 
     output channels   W' = a·W      c' = a·c + b
     input channels    W' = W·a      c' = c + Σ W·b
 
-(`normdeploy.forms.constant_linear`). Here the same is worked out in the field, from the file's own nodes, for the
+(`normdeploy.forms.constant_linear`). This module computes the same in the field, from the file's own nodes, for the
 prover (`normdeploy.proof.computed_constants`).
 """
 
@@ -34,33 +34,40 @@ from .constant_linear import ConstantLinear
 
 @dataclass(frozen=True)
 class FoldShare:
-    """What one linear op takes of a scale and shift, and the constants of the op that is written: `FoldExpressions`
-    proves them, `normdeploy.rewriting.fold_accuracy` asks what they cost in accuracy."""
+    """Part of a scale and shift that one linear op takes, and the constants of the written op.
+
+    `FoldExpressions` proves the constants, `normdeploy.rewriting.fold_accuracy` computes their cost in accuracy.
+
+    Attributes:
+        side: "output" or "input" for the channels of the op; "scale" for its input channels without the shift.
+        scale, shift: vectors over these channels.
+        weight, bias: the written constants.
+        viewed: views lie between the chain and the op.
+        start: first channel of the op among those of the scale and shift.
+        whole: number of channels of the scale and shift if the op takes a part of them, otherwise 0.
+        index: index of the op among the parts of a Concat.
+    """
 
     linear: ConstantLinear
-    # its output channels, its input channels, or those of its input without the shift
     side: Literal["output", "input", "scale"]
-    # over these channels
     scale: np.ndarray
     shift: np.ndarray
     weight: gs.Constant
     bias: gs.Constant | None
-    # views stand between
     viewed: bool = False
-    # its first channel among those of the scale and shift
     start: int = 0
-    # the channels of the scale and shift, where they are more
     whole: int = 0
-    # which of the parts of a Concat it is
     index: int = 0
 
 
 @dataclass(frozen=True)
 class FoldExpressions(ComputedConstants):
-    """What the constants of a fold are made of: the chain's scale a and shift b.
+    """Formulas of a fold's constants: the chain's scale a and shift b, and the linear ops that take them.
 
-    ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``:
-    the linear ops that take them.
+    Attributes:
+        chain: region from z to y.
+        scale, shift, ratio: constants that store a, b and b/a themselves.
+        shares: the linear ops that take a and b.
     """
 
     chain: Region
@@ -71,33 +78,57 @@ class FoldExpressions(ComputedConstants):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
+        """Return the chain's nodes."""
         return self.chain.nodes
 
     @property
     def leaves(self) -> Sequence[gs.Tensor]:
+        """Return the chain's leaves."""
         return self.chain.leaves
 
     @property
     def weights(self) -> Sequence[np.ndarray]:
+        """Return the float64 weights and biases of the linear ops before the fold."""
         return [values for share in self.shares for values in (share.linear.w, share.linear.c)]
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """Describe the fold's structure independent of tensor names.
+
+        Returns:
+            the chain's template with ``names``, and the structure of each share.
+        """
         return (
             self.chain.template_with_names(names),
             *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares),
         )
 
     def computed_constants(self) -> list[gs.Constant]:
+        """List the constants whose values the fold computes.
+
+        Returns:
+            scales, shifts, ratios, then the weights and biases of the shares.
+        """
         taken = [c for share in self.shares for c in (share.weight, share.bias) if c is not None]
         return [*self.scale, *self.shift, *self.ratio, *taken]
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
-        # the parts of a Concat
+        """Compute the constants in the proof's arithmetic.
+
+        Args:
+            absolute: use the magnitudes of a, b, weights and biases.
+
+        Returns:
+            values by the id of the constant.
+
+        Raises:
+            NotProved: the scale or shift depends on a size, or its axes don't match a constant's.
+        """
+        # The ops are the parts of a Concat.
         if self.shares and self.shares[0].whole:
             channels = tuple(m.plan.size_of_length(share.linear.output_channels) for share in self.shares)
             m.plan.join_axes(m.plan.size_of_length(self.shares[0].whole), channels)
         a, b = evaluate_scale_and_shift(m, graph, self.chain)
-        # what is stored holds for one size
+        # A stored constant holds for one size only.
         if a.sized or b.sized:
             raise NotProved(ProofFailure.SIZE, "its scale or shift depends on a size")
         if absolute:
@@ -111,10 +142,15 @@ class FoldExpressions(ComputedConstants):
 
 
 def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -> tuple[Value, Value]:
-    """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against
-    a."""
+    """Compute a = (chain(s) − chain(−s))/2s and b = chain(0).
+
+    s is large, so that floats lose no digits if b is large against a.
+
+    Returns:
+        a and b, over the axes of the chain's output.
+    """
     axes = tuple(m.plan.atoms_of(s) for s in m.plan.shape_of_file(shape_of(graph, chain.leaves[0])))
-    # as three draws of one evaluation
+    # The three inputs are three draws of one evaluation.
     numbers = [m.number(n) for n in (0, 2**40, -(2**40))]
     flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
     if m.gf is None:
@@ -125,13 +161,13 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     y = evaluate_region(m, chain, {id(chain.leaves[0]): z})
     b, high, low = (_select_draw(y, i) for i in range(len(numbers)))
     a = m.mul(m.sub(high, low), m.number(Fraction(1, 2**41)))
-    # where b is divided by it; `stored.check_expressions` looks at every element
+    # b is divided by a; `stored.check_expressions` checks every element.
     a.nonzero = True
     return a, b
 
 
 def _select_draw(y: Value, i: int) -> Value:
-    """One draw of several; what does not depend on the draws has one."""
+    """Select one draw; a value that does not depend on the draws has only one."""
     place = slice(i, i + 1)
     return replace(
         y, a=None if y.a is None else y.a[place] if len(y.a) > 1 else y.a, f=y.f[place] if len(y.f) > 1 else y.f
@@ -139,7 +175,7 @@ def _select_draw(y: Value, i: int) -> Value:
 
 
 def _broadcast_to_shape(m: ProofInterpreter, v: Value, shape: Sequence[int]) -> Value:
-    """``v``, which varies along few of its axes, in the shape of a constant."""
+    """Broadcast ``v``, which varies along few of its axes, to the shape of a constant."""
     wanted = tuple(m.plan.atoms_of(m.plan.size_of_length(n)) for n in shape)
     if v.a is None:
         array = v.f
@@ -162,7 +198,7 @@ def _broadcast_to_shape(m: ProofInterpreter, v: Value, shape: Sequence[int]) -> 
 
 
 def _atom_positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
-    """Where ``atoms`` stand in ``flat``, in order."""
+    """Find the positions of ``atoms`` in ``flat``, in order; None if one is missing."""
     positions = []
     at = 0
     for atom in atoms:
@@ -176,7 +212,7 @@ def _atom_positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
 
 
 def _channel_vector(m: ProofInterpreter, v: Value, n: int, share: FoldShare) -> Value:
-    """``v`` over the n channels that ``share`` takes."""
+    """Return ``v`` as a vector over the n channels that ``share`` takes."""
     if not share.whole:
         return _broadcast_to_shape(m, v, (n,))
     whole = _broadcast_to_shape(m, v, (share.whole,))
@@ -205,8 +241,9 @@ def _channel_vector(m: ProofInterpreter, v: Value, n: int, share: FoldShare) -> 
 def _evaluate_share(
     m: ProofInterpreter, graph: Graph, share: FoldShare, a: Value, b: Value | None, *, absolute: bool
 ) -> dict[int, Value]:
+    """Compute weight and bias of one linear op, by the id of the constant."""
     linear = share.linear
-    # only multiplied, by scales in float64
+    # The weight is only multiplied by scales in float64, so it may stay in its narrow type.
     w = constant_value(m, graph, linear.node.inputs[linear.weight], narrow=True)
     c = evaluate_bias(m, graph, linear)
     if linear.node.op == "Gemm":
@@ -243,8 +280,11 @@ def _evaluate_share(
 
 
 def evaluate_bias(m: ProofInterpreter, graph: Graph, linear: ConstantLinear) -> Value:
-    """The bias before as a vector over the output channels: its own, times beta, or the constant that is added behind a
-    MatMul."""
+    """Compute the bias before the fold: the op's own times beta, or the constant added behind a MatMul.
+
+    Returns:
+        a vector over the output channels, or a single 0.
+    """
     if linear.biased:
         c = _flatten_value(constant_value(m, graph, linear.node.inputs[2]))
         if linear.node.op == "Gemm":
@@ -265,7 +305,7 @@ def _flatten_value(v: Value) -> Value:
 
 
 def _scale_channels(m: ProofInterpreter, linear: ConstantLinear, w: Value, v: Value, output: bool) -> Value:
-    """W·v along its output or its input channels."""
+    """Multiply W by v along its output or input channels."""
     op = linear.node.op
     ones = ((),) * (len(w.axes) - 2)
     if op in ("Conv", "ConvTranspose"):
@@ -283,7 +323,7 @@ def _scale_channels(m: ProofInterpreter, linear: ConstantLinear, w: Value, v: Va
 
 
 def _sum_over_inputs(m: ProofInterpreter, linear: ConstantLinear, w: Value, b: Value) -> Value:
-    """Σ W·b over input channels (and taps), a vector over the output channels."""
+    """Sum W·b over input channels and taps to a vector over the output channels."""
     y = _scale_channels(m, linear, w, b, output=False)
     if linear.node.op == "Conv":
         y = m.sum_over(y, range(1, len(y.axes)))
@@ -294,7 +334,7 @@ def _sum_over_inputs(m: ProofInterpreter, linear: ConstantLinear, w: Value, b: V
 
 
 def _has_channels_in_rows(linear: ConstantLinear, output: bool) -> bool:
-    """Whether the channels lie along the rows of the weight, the last axis but one."""
+    """Return True if the channels lie along the rows of the weight, its second-to-last axis."""
     if linear.node.op == "Gemm":
         return bool(linear.is_transposed) == output
     return bool(linear.weight == 1) != output

@@ -1,17 +1,17 @@
-"""Group normalization as GroupNormalization (ONNX opset 21, where scale and bias have one value for each channel).
+"""Write group normalization as GroupNormalization (ONNX opset 21, which has one scale and bias value per channel).
 
     GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups
     channels and d1, …
 
-One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance
-norm, TensorRT#4756), as many groups as channels is InstanceNormalization: neither cuts the channel axis. A layer norm
-over everything but the batch comes here only where its scale would be narrower than its rows and the runtime is slow
-with that.
+One group is written as LayerNormalization over everything but the batch, because TensorRT reads that GroupNormalization
+as an instance norm (TensorRT#4756). As many groups as channels is InstanceNormalization. Neither cuts the channel axis.
+A layer norm over everything but the batch is written here only if its scale would be narrower than its rows and the
+runtime is slow with such a scale.
 
-onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1),
-then InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0
-and variance 1 that holds gamma and beta, or Mul and Add; which one a runtime gets was measured
-(`normdeploy.forms.measured_forms`).
+onnxruntime has no kernel for GroupNormalization and computes E[x²] − E[x]² by a function. The other forms are a Reshape
+to (N, G, −1), then InstanceNormalization, or LayerNormalization over the last axis, and a Reshape back. Gamma and beta
+follow in a BatchNormalization of mean 0 and variance 1, or in Mul and Add. Measurements decide which form a runtime
+gets (`normdeploy.forms.measured_forms`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ from .norm_writer import (
     prefers_instances,
 )
 
-# in which onnxruntime has a kernel for BatchNormalization
+# dtypes for which onnxruntime has a BatchNormalization kernel
 _SCALED = ("float32", "float16")
 
 
 def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    """Write a norm over groups of channels, or a layer norm over everything but the batch that runs faster as one.
+
+    Returns:
+        the form, or a refusal with the reason.
+    """
     channel = norm.fit.split
     rank = len(norm.shape)
     if (
@@ -81,7 +86,10 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 
 
 def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, channel: int, regrouped: bool) -> bool:
-    """Data is one as a vector, and not where it has to be multiplied behind a norm of groups."""
+    """Return True if the parameter has one value per channel.
+
+    Data must be a vector, and must not be applied after a regrouped norm.
+    """
     if param is None or not param.data:
         return param is None or set(param.varies) <= {channel}
     return (
@@ -95,6 +103,7 @@ def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, chann
 def _write_regrouped(
     graph: Graph, norm: Norm, writer: NodeWriter, groups: int, perm: list[int], op: str
 ) -> NormForm | Refusal:
+    """Write a Reshape to (N, groups, −1), the norm ``op``, a Reshape back, and gamma and beta."""
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
         return Refusal("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)

@@ -1,13 +1,14 @@
-"""Instance normalization as InstanceNormalization (ONNX opset 6).
+"""Write instance normalization as InstanceNormalization (ONNX opset 6).
 
     InstanceNormalization(x, scale, B; epsilon): x of (N, C, d1, …), mean and variance over d1, … for each n and c,
     scale and B of (C,)
 
-It shares x̂ with LayerNormalization over the same axes: the shape of the scale decides (one for each channel here).
-Channels that don't stand at axis 1 are brought there by Transpose. On onnxruntime the kernel loses digits where the
-mean is large against the deviation, as the primitives do (an offset of 1e3 costs three), and LayerNormalization does
-not, but that one takes several times as long: which one a runtime gets was measured
-(`normdeploy.forms.measured_forms`).
+It has the same x̂ as LayerNormalization over the same axes; a scale of one value per channel decides for this op. A
+Transpose moves channels to axis 1 if they are elsewhere.
+
+onnxruntime's kernel loses digits if the mean is large against the deviation, as the primitives do: an offset of 1e3
+costs three. LayerNormalization does not lose them, but takes several times as long. Measurements decide which one a
+runtime gets (`normdeploy.forms.measured_forms`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from .norm_writer import (
 
 
 def write_instance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    """Write a norm over all axes but batch and channels.
+
+    Returns:
+        the form, or a refusal with the reason.
+    """
     rank = len(norm.shape)
     outside = [a for a in range(rank) if a not in norm.axes]
     chosen = norm.kind == "InstanceNorm" and _has_instances(norm, runtime)
@@ -56,7 +62,7 @@ def _has_instances(norm: Norm, runtime: str) -> bool:
 
 
 def _is_per_channel(graph: Graph, param: MeasuredParameter | None, channel: int, size: int) -> bool:
-    """Whether it is one number for each channel; data has to be a vector already."""
+    """Return True if the parameter has one value per channel; data must already be a vector."""
     if param is None:
         return True
     vector = param.tensor is not None and graph.shape(param.tensor) == (size,)

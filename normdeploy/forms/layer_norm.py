@@ -1,18 +1,21 @@
-"""Layer normalization as LayerNormalization (ONNX opset 17) and RMS normalization as RMSNormalization (opset 23).
+"""Write layer norms as LayerNormalization (ONNX opset 17) and RMS norms as RMSNormalization (opset 23).
 
     LayerNormalization(x, scale, bias; axis, epsilon) = (x − mean)/sqrt(variance + epsilon) · scale + bias
     RMSNormalization(x, scale; axis, epsilon)         =  x/sqrt(mean(x²) + epsilon) · scale
 
-over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought
-there by Transpose. A scale or shift that varies along other axes (one for each channel of an instance norm) stays
-outside as Mul and Add. Without gamma the scale is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and
-it fits dynamic sizes. Over one axis it is never of shape (1,): onnxruntime makes SkipLayerNormalization of an Add
-before it, which then refuses to run (1.31: "Last dimension of gamma and input does not match"); it is as long as the
-row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several times as
-fast with one number for each element: there scale and shift are written out where the sizes are static
-(`forms.measured_forms`).
+Both normalize the axes from ``axis`` to the last; scale and bias broadcast to x. A Transpose moves other axes to the
+end. A scale or shift that varies along other axes (one value per channel of an instance norm) stays outside as Mul and
+Add.
 
-Unbiased variance is no other form: its factor is in gamma and epsilon already
+Without gamma the scale is a 1 of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and it fits dynamic sizes.
+Over one axis its shape is never (1,). onnxruntime fuses an Add before such a norm to SkipLayerNormalization, which then
+fails (1.31: "Last dimension of gamma and input does not match"). There the scale is as long as the row, or has shape
+(1, 1) for a dynamic row, which onnxruntime does not take for a gamma.
+
+onnxruntime's kernel is several times as fast with one number per element, so scale and shift are expanded if the sizes
+are static (`forms.measured_forms`).
+
+Unbiased variance needs no separate form: gamma and epsilon already contain its factor
 (`normdeploy.recognition.fit_measurement`).
 """
 
@@ -36,6 +39,11 @@ from .norm_writer import (
 
 
 def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    """Write a norm as LayerNormalization, or as RMSNormalization if it is not centered.
+
+    Returns:
+        the form, or a refusal with the reason.
+    """
     if norm.fit.split is not None:
         return Refusal("groups along the channel axis are no layer norm", norm.y.name)
     centered = norm.fit.centered
@@ -78,15 +86,17 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 
 
 def _measured_form_name(norm: Norm) -> str:
-    """Its name in the table of forms."""
+    """Return the norm's kind in the table of measured forms."""
     if 0 in norm.axes:
         return "BatchLayerNorm"
     return "ChannelLayerNorm"
 
 
 def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None) -> bool:
-    """Whether data, as it is, varies along the axes of x that it should: a vector over channels does not where they are
-    not last."""
+    """Return True unless the parameter is data that broadcasts along the wrong axes of x.
+
+    A vector over channels does if the channels are not last.
+    """
     if param is None or not param.data or param.tensor is None:
         return True
     shape = graph.shape(param.tensor) or ()
@@ -98,8 +108,10 @@ def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None)
 
 
 def _is_modulation(norm: Norm, param: object) -> bool:
-    """Data of shape (B, 1, …, D): differs by sample but not along the other axes, so that it broadcasts to x as a scale
-    may."""
+    """Return True for data of shape (B, 1, …, D), which differs by sample but not along the axes between.
+
+    It broadcasts to x as a scale may.
+    """
     varies = getattr(param, "varies", ())
     between = [a for a in range(1, len(norm.shape)) if a not in norm.axes]
     return bool(getattr(param, "data", False)) and bool(between) and not set(varies) & set(between)

@@ -1,8 +1,7 @@
-"""(x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9): its epsilon is fixed, and outside the
-root.
+"""Write (x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9).
 
-With any other epsilon outside the root ("annotated transformer" form) no standard node computes it: left alone, with
-this reason.
+The op's epsilon is fixed and outside the root. No standard node computes any other epsilon outside the root (the
+"annotated transformer" form): such a norm is kept, with this reason.
 """
 
 from __future__ import annotations
@@ -16,6 +15,11 @@ _EPSILON = 1e-9
 
 
 def write_mean_variance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    """Write a centered norm with epsilon 1e-9 outside the root.
+
+    Returns:
+        the form, or a refusal with the reason.
+    """
     if not norm.fit.outside:
         return Refusal("epsilon stands inside the root", norm.y.name)
     if (

@@ -1,11 +1,12 @@
-"""Which form of a norm its runtime runs best: the choice of ``--runtime``, made from what was measured.
+"""Choose the form that a runtime runs best, for ``--runtime``, from measurements.
 
-``norm_forms.json`` is written by ``python -m benchmarks.norm_forms``, one row for each runtime, kind, type and form
-that runs (`normdeploy.verbs.bench.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the
-sizes measured), and ``excess``, the largest error against float64 over what is allowed, which is the rule of
-certificates (`normdeploy.rewriting.rounding_verdicts`): twice the error of the nodes that exporters write, or what
-statistics with a few units of the largest element cost. The best form is the fastest of those whose excess is at most
-1; for "onnxruntime-accurate" the one of least excess.
+``python -m benchmarks.norm_forms`` writes ``norm_forms.json``, one row for each runtime, kind, dtype and form that runs
+(`normdeploy.verbs.bench.norm_cases`). ``time`` is relative to the decomposed form (geometric mean over the measured
+sizes). ``excess`` is the largest error against float64 over the allowed error of certificates
+(`normdeploy.rewriting.rounding_verdicts`). That is twice the error of the nodes that exporters write, or the cost of
+statistics with an error of a few units of the largest element.
+
+The best form is the fastest of those with excess at most 1. For "onnxruntime-accurate" it is the one of least excess.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from importlib import resources
 
 from ..option_values import ACCURATE, ANY, CUDA, TENSORRT, USUAL
 
-# what "any" writes of all but group norms: one node, in which readers find the norm
+# For "any", all norms but group norms are one node, so that readers find the norm in it.
 _SINGLE = frozenset({"standard", "narrow", "sum"})
 
 
 @dataclass(frozen=True)
 class MeasuredForm:
-    """One line of the table."""
+    """One row of the table."""
 
     runtime: str
     kind: str
@@ -36,49 +37,58 @@ class MeasuredForm:
 
 @cache
 def load_table() -> tuple[MeasuredForm, ...]:
-    """The rows of ``norm_forms.json``."""
+    """Load the rows of ``norm_forms.json``.
+
+    Returns:
+        the rows, cached.
+    """
     content = json.loads(resources.files(__package__).joinpath("norm_forms.json").read_text())
     return tuple(MeasuredForm(**row) for row in content["rows"])
 
 
 def is_measured(runtime: str) -> bool:
-    """Whether the table has forms of this runtime, or they are known from its documents."""
+    """Check whether the table has forms for this runtime, or its documents state them.
+
+    Returns:
+        True for CUDA, which is documented, and for runtimes of the table.
+    """
     return runtime == CUDA or any(row.runtime == _runtime_in_table(runtime) for row in load_table())
 
 
 def _runtime_in_table(runtime: str) -> str:
-    """The runtime of which the rows are: "any" takes onnxruntime's, which TensorRT runs as well (``build`` writes its
-    own of them)."""
+    """Return the runtime whose rows apply.
+
+    "any" takes onnxruntime's, which TensorRT runs as well; ``build`` writes TensorRT's own forms from them.
+    """
     if runtime in (ANY, ACCURATE):
         return USUAL
     return runtime
 
 
-# Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions
-# say. It has kernels for LayerNormalization and InstanceNormalization there; an Add before a layer norm becomes
-# SkipLayerNormalization, which is wanted; GroupNormalization is none, and is computed node by node, by E[x²]
-# − E[x]².
+# Not measured for lack of a GPU; taken from onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA
+# fusions. CUDA has kernels for LayerNormalization and InstanceNormalization. An Add before a layer norm becomes
+# SkipLayerNormalization, as wanted. GroupNormalization has no kernel and is computed node by node, by E[x²] − E[x]².
 _DOCUMENTED = {"GroupNorm": "instance"}
 
 
-# Forms that onnxruntime has no kernel for, or one that computes in a narrower type (facts about 1.31, which a test asks
-# it for again).
+# Forms without an onnxruntime kernel, or with one that computes in a narrower type. These are facts about 1.31, which a
+# test checks again.
 _WITHOUT = frozenset(
     {
-        # InstanceNormalization: no double kernel, the file would not load
+        # InstanceNormalization has no double kernel; the file would not load.
         ("float64", "InstanceNorm", "standard"),
         ("float64", "GroupNorm", "instance"),
         ("float64", "LayerNorm", "instance"),
         # GroupNormalization computes in float32
         ("float64", "GroupNorm", "standard"),
-        # several such Sums in a file, and 1.31.1 crashes while it optimizes
+        # 1.31.1 crashes while it optimizes a file with several such Sums.
         ("float16", "ResidualLayerNorm", "sum"),
     }
 )
 
 
-# onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε), and so loses |x|·u/√ε
-# where the others have x − mean = 0 in rows of one place: 2e-3 of |x| for this ε. PyTorch's is 1e-5.
+# onnxruntime's InstanceNormalization computes x·s + (b − mean·s), s = scale/√(variance + ε). In rows of one element the
+# other forms have x − mean = 0, but this one loses |x|·u/√ε: 2e-3 of |x| for this ε. PyTorch's default ε is 1e-5.
 _SMALL = 1e-9
 _CANCELS = frozenset({("InstanceNorm", "standard"), ("GroupNorm", "instance"), ("LayerNorm", "instance")})
 
@@ -91,11 +101,17 @@ def best_form(
     rows: Sequence[MeasuredForm] | None = None,
     epsilon: float = 1.0,
 ) -> str:
-    """The form to write of those in ``among``, its first one where nothing was measured.
+    """Choose the form to write from those in ``among``.
 
-    ``rows``: another table than the measured one. ``epsilon``: of a norm whose rows may have one place.
+    Args:
+        dtype: name of the dtype of x, for example "float16".
+        rows: rows to use instead of the measured table.
+        epsilon: epsilon of a norm whose rows may have one element, otherwise 1.
+
+    Returns:
+        the form; the first of ``among`` if nothing was measured.
     """
-    # which have no float64 at all
+    # These facts are onnxruntime's; TensorRT has no float64 at all.
     if runtime not in TENSORRT:
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among

@@ -1,21 +1,22 @@
-"""Tells whether a merge of branches hides a NaN: an infinite input gives (+Inf) + (−Inf) of two branches, and one
-infinity of the merged weight.
+"""Check whether a merge of branches hides a NaN.
 
-A NaN and an infinity count alike, but only as long as nothing makes a number of the infinity: Relu(NaN) is NaN, and
-Relu(−Inf) is 0. So what stands behind the sum is followed to the results, with three statements about the elements that
-were NaN before:
+On an infinite input, the sum of two branches gives (+Inf) + (−Inf) = NaN, but the merged weight gives one infinity. A
+NaN and an infinity count as the same until an op turns the infinity into a number: Relu(NaN) is NaN, and Relu(−Inf) is
+0. So the ops after the sum are followed to the results. Three statements about the elements that were NaN before are
+tracked:
 
     every   each of them is NaN or infinite now
-    some    of those at one place (all channels of it) one is
+    some    at each place (all its channels), at least one is
     plus    and one of these is NaN or +Inf
 
-A convolution of all channels (one group) turns ``some`` into ``every``: each result reads one that is not finite, and
-0·Inf is NaN. It keeps ``plus`` where every input, at every tap, has a positive weight for some output: this one is
-+Inf, or NaN by what else it reads. Relu leaves ``plus`` of all three. At a result of the graph ``every`` has to hold.
+A convolution of all channels (one group) turns ``some`` into ``every``: each result reads an element that is not
+finite, and 0·Inf is NaN. It keeps ``plus`` if every input, at every tap, has a positive weight for some output: this
+output is +Inf, or NaN due to its other inputs. After a Relu only ``plus`` remains of the three. At a result of the
+graph ``every`` has to hold.
 
-The merged convolution begins with ``every``, and with ``plus`` where every input, at every tap, has a positive and a
-negative weight among the outputs that read it. In a depthwise convolution each input has one output, and a Relu behind
-it hides every second infinity.
+The merged convolution begins with ``every``. It begins with ``plus`` too if every input, at every tap, has a positive
+and a negative weight among the outputs that read it. In a depthwise convolution each input has one output, so a Relu
+after it hides every second infinity.
 """
 
 from __future__ import annotations
@@ -32,24 +33,26 @@ from ..recognition.anchors import VIEWS
 from ..storage.onnx_domains import is_standard
 from .constant_linear import constant_linear_of
 
-# tensors looked at behind a sum
+# Limit of tensors followed after a sum.
 _FARTHEST = 512
-# a number of −Inf, +Inf and NaN as they are
+# These ops turn −Inf into a number and keep +Inf and NaN.
 _ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}
-# of −Inf NaN or an infinity
+# These ops turn −Inf into NaN or an infinity.
 _KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}
-# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other
-# stands behind a merge.
+# If one element of a row is not finite, its mean is not either, and the whole row becomes NaN. Only ops with a scale of
+# their own are listed: no others follow a merge.
 _CENTERED = {
     op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
 }
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
-# never negative
+# These ops are never negative.
 _GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}
 
 
 @dataclass(frozen=True)
 class _Visibility:
+    """Statements about the elements that were NaN, as the module defines them; false if none holds."""
+
     every: bool = False
     some: bool = False
     plus: bool = False
@@ -59,12 +62,15 @@ class _Visibility:
 
 
 def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) -> gs.Node | None:
-    """The op behind ``y`` that may hide a NaN that a merge has made an infinity; None where each shows in the results.
+    """Find the op after ``y`` that may hide a NaN that a merge has turned into an infinity.
 
     Args:
         y: the sum of the branches.
-        weight: of the merged convolution, (outputs, inputs per group, *kernel).
-        groups: of it.
+        weight: weight of the merged convolution, (outputs, inputs per group, *kernel).
+        groups: number of groups of the merged convolution.
+
+    Returns:
+        the op, or None if each such NaN shows in the results.
     """
     by_group = weight.reshape(groups, weight.shape[0] // groups, -1)
     both = bool(((by_group > 0).any(axis=1) & (by_group < 0).any(axis=1)).all())
@@ -78,7 +84,7 @@ def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) 
             if reader.op in ("Shape", "Size"):
                 continue
             if reader.op in _GATES and _is_self_gating(graph, reader, t):
-                # x·sigmoid(x) is not finite where x is not
+                # x·sigmoid(x) is not finite if x is not.
                 continue
             shown = _visibility_behind(graph, reader, t, known[id(t)])
             if not shown:
@@ -93,20 +99,20 @@ def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) 
 
 
 def _is_self_gating(graph: Graph, gate: gs.Node, t: gs.Tensor) -> bool:
-    """Whether nothing reads the result of ``gate`` but products with ``t``."""
+    """Return True if only products with ``t`` read the result of ``gate``."""
     out = gate.outputs[0]
     readers = graph.all_consumers_of(out)
     return not graph.is_output(out) and all(r.op == "Mul" and any(i is t for i in r.inputs) for r in readers)
 
 
 def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
-    """What holds of the results of ``node``, of whose inputs ``t`` is one; false where nothing does."""
+    """Return the statements that hold for the results of ``node``, which reads ``t``; false if none holds."""
     if not is_standard(node):
         return _Visibility()
     linear = _linear_facts(graph, node)
     if linear is not None and linear.data is t:
         mixes = linear.groups == 1 and (node.op in ("Conv", "ConvTranspose") or len(graph.shape(t) or ()) == 2)
-        # not all channels of a place, or not they
+        # The op does not mix all channels of a place.
         if not mixes:
             return _Visibility(before.every, before.every, False)
         return _Visibility(True, True, before.plus and linear.raises)
@@ -121,14 +127,19 @@ def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visib
 
 @dataclass(frozen=True)
 class _LinearFacts:
+    """Facts about a linear op.
+
+    Attributes:
+        raises: every input, at every tap, has a positive weight for some output.
+    """
+
     data: gs.Tensor
     groups: int
-    # every input, at every tap, has a positive weight for some output
     raises: bool
 
 
 def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
-    """What is asked of a linear op, looked up once: merges are many, and each follows the same ops."""
+    """Look up the facts of a linear op once: there are many merges, and each follows the same ops."""
     key = ("infinities", id(node))
     if key not in graph.memo:
         linear = constant_linear_of(graph, node)
@@ -151,7 +162,7 @@ def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
 
 
 def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
-    """As `_visibility_behind`, of sums, products, pools and views."""
+    """Do the same as `_visibility_behind` for sums, products, pools and views."""
     if node.op in ("Add", "Concat") or (node.op == "Sub" and node.inputs[0] is t) or node.op in _SUMS:
         return before
     if node.op in ("Neg", "Sub"):
@@ -165,7 +176,7 @@ def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Vis
         return _Visibility(False, before.plus, before.plus)
     if node.op in VIEWS:
         shape = graph.shape(t)
-        # then no view takes the channels of a place apart
+        # With one place, no view separates the channels of a place.
         one_place = shape is not None and all(d == 1 for d in shape[2:])
         if one_place:
             return before

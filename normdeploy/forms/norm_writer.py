@@ -1,4 +1,4 @@
-"""What the passes share: a ``NormForm`` is a norm written as nodes, and the few nodes that stand around a norm node."""
+"""Build the nodes of a norm: the `NormForm`, the writers that chain nodes, and helpers for axes and parameters."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
-# elements of a scale that is written out only because the runtime is faster with one for each element
+# Limit of elements of a scale that is expanded only because the runtime is faster with one value per element.
 WIDEST = 2**20
 
 
 @dataclass(frozen=True)
 class NormForm:
-    """The nodes that take the place of a norm, the last one giving its result; ``became`` says it in words."""
+    """Nodes that replace a norm; the last one computes its result.
+
+    Attributes:
+        became: the form in words, for reports.
+        opset: lowest opset that has these nodes.
+        op: the norm's own op.
+        package: installed package that defines the op; empty otherwise.
+        kind: kind of norm in reports, if it differs from recognition's.
+    """
 
     nodes: tuple[gs.Node, ...]
     became: str
     notes: tuple[str, ...] = ()
-    # the lowest opset that has these nodes
     opset: int = 1
-    # the norm's own op
     op: str = ""
-    # that brought the form
     package: str = ""
-    # as reports call the norm, where that is not what recognition calls it
     kind: str = ""
 
 
 class NodeWriter:
-    """Strings nodes together: each step takes the output of the one before."""
+    """Chain nodes: each step reads the output of the previous one, the first one reads x."""
 
     def __init__(self, graph: Graph, norm: Norm) -> None:
         self.graph = graph
@@ -49,17 +53,25 @@ class NodeWriter:
         self.t: gs.Tensor = norm.x
 
     def add_node(self, op: str, *others: gs.Tensor, domain: str = "", **attrs: Any) -> None:
+        """Append a node that reads the current tensor first, then ``others``."""
         node = self.graph.make_node(op, [self.t, *others], self.norm.y, attrs, domain)
         self.nodes.append(node)
         self.t = node.outputs[0]
 
     def transpose(self, perm: Sequence[int]) -> None:
+        """Append a Transpose unless ``perm`` is the identity."""
         if list(perm) != sorted(perm):
             self.add_node("Transpose", perm=list(perm))
 
     def parameter(self, param: MeasuredParameter | None, shape: Sequence[int], neutral: float, name: str) -> gs.Tensor:
-        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new
-        one."""
+        """Provide a scale or bias of ``shape`` in the type of x.
+
+        Args:
+            param: None means ``neutral`` everywhere.
+
+        Returns:
+            data unchanged, an initializer of the file if it fits, otherwise a new constant.
+        """
         if param is None:
             exact = np.full(shape, neutral)
         elif param.value is None:
@@ -75,7 +87,7 @@ class NodeWriter:
             ):
                 return tensor
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
-            # else it varies along fewer axes than the other parameter
+            # Otherwise the parameter varies along fewer axes than the other one.
             laid_out = param.value.size == math.prod(shape)
             if laid_out:
                 own = shape
@@ -85,7 +97,7 @@ class NodeWriter:
         return self.graph.add_constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: MeasuredParameter | None, beta: MeasuredParameter | None) -> None:
-        """Scale and shift by nodes of their own."""
+        """Append a Mul and an Add for gamma and beta that are not None."""
         for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
             if param is not None:
                 if param.value is None:
@@ -103,9 +115,11 @@ class NodeWriter:
                 self.add_node(op, value)
 
     def scale_channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
-        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in
-        onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
-        (``benchmarks.norm_forms``)."""
+        """Append a scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0.
+
+        onnxruntime's kernel does both in one pass: behind a norm it takes 15 to 40 % less time than Mul and Add
+        (``benchmarks.norm_forms``).
+        """
         values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
         tensors = [
             self.graph.add_constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype)
@@ -115,13 +129,22 @@ class NodeWriter:
 
     @property
     def stash_type(self) -> int:
-        """The type to compute in: ONNX's number of float64 for a norm in float64, else of float32."""
+        """Return the ONNX number of the dtype to compute in: float64 for a norm in float64, otherwise float32."""
         if self.norm.dtype == np.float64:
             return 11
         return 1
 
     def make_form(self, op: str, became: str, opset: int = 0) -> NormForm:
-        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``op``."""
+        """Build the form from the nodes so far.
+
+        Args:
+            op: the norm's standard op.
+            became: the form in words.
+            opset: lowest opset that has the nodes; 0 takes that of ``op``.
+
+        Returns:
+            the form, with a note if the output depends on the batch.
+        """
         extra = [n.op for n in self.nodes if n.op != op]
         words = became + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
@@ -129,14 +152,17 @@ class NodeWriter:
 
 
 class OpWriter(NodeWriter):
-    """What the form that stands in an op's row writes with: one of ours, or an installed package's."""
+    """Write the form of an op's row: an own op, or one of an installed package."""
 
     def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
         super().__init__(graph, norm)
         self.row = row
 
     def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
-        """The op on what was strung together so far, x at first; ``parameters``: its other inputs.
+        """Append the op with the current tensor, at first x, as its first input.
+
+        Args:
+            parameters: its other inputs.
 
         Raises:
             ValueError: the inputs or attributes are not those of the op.
@@ -150,7 +176,11 @@ class OpWriter(NodeWriter):
         self.add_node(row.op, *parameters, domain=row.domains[0], **attributes)
 
     def done(self) -> NormForm:
-        """What was strung together, as a form."""
+        """Build the form from the nodes so far.
+
+        Returns:
+            the form; for a third-party op with the row's package and kind.
+        """
         row = self.row
         attributes: dict[str, Any] = next(
             (n.attrs for n in self.nodes if (n.domain, n.op) == (row.domains[0], row.op)), {}
@@ -166,13 +196,20 @@ class OpWriter(NodeWriter):
         return made
 
     def refuse(self, reason: str) -> Refusal:
-        """Why the norm is none of the op."""
+        """Refuse to write the norm as this op.
+
+        Returns:
+            the refusal with ``reason``.
+        """
         return Refusal(reason, self.norm.y.name)
 
 
 def trailing_axis(norm: Norm) -> int | None:
-    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between
-    or behind."""
+    """Find the axis from which on all axes are normalized; axes of size 1 don't count.
+
+    Returns:
+        the axis, or None if other axes lie between or behind.
+    """
     first = min(norm.axes)
     if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))):
         return first
@@ -180,8 +217,11 @@ def trailing_axis(norm: Norm) -> int | None:
 
 
 def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
-    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the
-    same."""
+    """Check whether the runtime is faster with scale and shift expanded to one number per element of ``axes``.
+
+    Returns:
+        True only for static sizes of at most `WIDEST` elements.
+    """
     sizes = [norm.shape[a] for a in axes]
     static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
     if norm.fit.centered:
@@ -192,7 +232,10 @@ def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool
 
 
 def epsilon_for_single(norm: Norm) -> float:
-    """Its epsilon where a row may have one place, else 1: what is normalized there is 0, whatever the epsilon."""
+    """Return the norm's epsilon if a row may have one element, otherwise 1.
+
+    The normalized value of a single element is 0 at any epsilon, but some forms cancel badly there (`best_form`).
+    """
     known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
     if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1):
         return norm.epsilon
@@ -200,8 +243,11 @@ def epsilon_for_single(norm: Norm) -> float:
 
 
 def prefers_instances(norm: Norm, runtime: str) -> bool:
-    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run
-    faster then."""
+    """Check whether a layer norm runs faster as instances.
+
+    Returns:
+        True if its scale is narrower than its rows, can't be expanded, and the runtime is faster with instances.
+    """
     axis = trailing_axis(norm)
     if (
         norm.fit.split is not None
@@ -220,17 +266,17 @@ def prefers_instances(norm: Norm, runtime: str) -> bool:
 
 
 def varies_only_along(param: MeasuredParameter | None, axes: Sequence[int]) -> bool:
-    """True where the parameter varies along ``axes`` only."""
+    """Return True if the parameter varies only along ``axes``."""
     return param is None or set(param.varies) <= set(axes)
 
 
 @dataclass(frozen=True)
 class TrailingAxes:
-    """The normalized axes as the last ones of x.
+    """Order of the axes of x in which the normalized ones are last.
 
     Attributes:
-        perm: the axes of x in the order in which the normalized ones are last.
-        axis: where in it these begin.
+        perm: the axes of x in that order.
+        axis: index in ``perm`` of the first normalized axis.
     """
 
     perm: list[int]
@@ -238,16 +284,20 @@ class TrailingAxes:
 
     @property
     def normalized(self) -> list[int]:
-        """The axes of x that are last, in their order."""
+        """Return the normalized axes of x in their order."""
         return self.perm[self.axis :]
 
     @property
     def is_moved(self) -> bool:
-        """Whether a Transpose is needed."""
+        """Return True if a Transpose is needed."""
         return self.perm != sorted(self.perm)
 
     def parameter_shape(self, *parameters: MeasuredParameter | None) -> list[int]:
-        """Return the shape over the normalized axes that all constant ``parameters`` broadcast to."""
+        """Compute the shape over the normalized axes that all constant ``parameters`` broadcast to.
+
+        Returns:
+            one size per normalized axis, 1 if no parameter varies along it.
+        """
         shape = [1] * len(self.normalized)
         for p in parameters:
             if p is not None and p.value is not None:
@@ -255,14 +305,22 @@ class TrailingAxes:
         return shape
 
     def check_data(self, norm: Norm) -> Refusal | None:
-        """Refuse a scale or shift that is data where x has to be transposed."""
+        """Check that scale and shift are not data if x has to be transposed.
+
+        Returns:
+            a refusal if they are, otherwise None.
+        """
         if self.is_moved and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
             return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
         return None
 
 
 def axes_last(norm: Norm) -> TrailingAxes:
-    """Return the normalized axes as the last ones: as they are, or moved there."""
+    """Order the axes of x so that the normalized ones are last.
+
+    Returns:
+        the identity if they already are.
+    """
     rank = len(norm.shape)
     axis = trailing_axis(norm)
     if axis is not None:
@@ -272,11 +330,20 @@ def axes_last(norm: Norm) -> TrailingAxes:
 
 
 def inverse_permutation(perm: Sequence[int]) -> list[int]:
+    """Invert a permutation.
+
+    Returns:
+        the permutation that undoes ``perm``.
+    """
     return [int(i) for i in np.argsort(perm)]
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Epsilon as people write it: the shortest number that is the same float32."""
+    """Format epsilon by the shortest number that rounds to the same float32.
+
+    Returns:
+        for example "1e-05", or "0".
+    """
     if epsilon:
         return f"{float(np.float32(epsilon)):.7g}"
     return "0"

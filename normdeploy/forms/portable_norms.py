@@ -1,5 +1,7 @@
-"""Norms as this project's own ops with a function body (`graphs.own_op_functions`): what no standard node of the file's
-opset can say."""
+"""Write norms as own ops with a function body (`graphs.own_op_functions`).
+
+They are for norms that no standard node of the file's opset can express.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def portable_op_of(graph: Graph, norm: Norm) -> str | None:
-    """Return the op of ours that `write_portable_norm` writes for this norm; None where a standard node says it, or
-    nothing does."""
+    """Choose the own op for a norm.
+
+    Returns:
+        the op that `write_portable_norm` writes, or None if a standard node expresses the norm or no op does.
+    """
     if norm.fit.split is not None:
         return None
     if norm.fit.clamped:
-        # The number that clamps is part of the norm: a measured one would be another function.
+        # The clamping number is part of the norm: a measured number would be another function.
         if stored_epsilon(graph, norm.region, norm.epsilon) is None:
             return None
         return "L2Norm"
@@ -44,7 +49,11 @@ def portable_op_of(graph: Graph, norm: Norm) -> str | None:
 
 
 def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal:
-    """Write ``norm`` as ``op``, which `portable_op_of` names."""
+    """Write ``norm`` as ``op``, which `portable_op_of` returned.
+
+    Returns:
+        the form, or a refusal if scale or shift is data along a transposed axis.
+    """
     writer = OpWriter(graph, norm, OURS[op])
     if op == "ChannelLayerNorm":
         return _write_channel_layer_norm(norm, writer)
@@ -54,7 +63,7 @@ def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal
 
 
 def _is_over_channels(norm: Norm) -> bool:
-    """Whether it is over axis 1 of (N, C, …) alone, where a standard node needs Transposes around it."""
+    """Return True for a norm over axis 1 of (N, C, …) alone, which as a standard node needs Transposes around it."""
     fixed = all(p is None or (varies_only_along(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
     return (
         norm.fit.centered
@@ -66,7 +75,7 @@ def _is_over_channels(norm: Norm) -> bool:
 
 
 def _write_channel_layer_norm(norm: Norm, writer: OpWriter) -> NormForm:
-    """Write a norm over axis 1 of (N, C, …), scale and bias of (C,)."""
+    """Write a norm over axis 1 of (N, C, …), with scale and bias of shape (C,)."""
     channels = (int(norm.shape[1] or 0),)
     scale = writer.parameter(norm.gamma, channels, 1.0, "scale")
     bias = writer.parameter(norm.beta, channels, 0.0, "bias")
@@ -75,7 +84,7 @@ def _write_channel_layer_norm(norm: Norm, writer: OpWriter) -> NormForm:
 
 
 def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
-    """Write a clamped norm over whatever axes, with a scale that broadcasts to x as it is."""
+    """Write a clamped norm over any axes, with a scale that broadcasts to x without a Transpose."""
     shape = [1]
     if norm.gamma is not None and norm.gamma.value is not None:
         sizes = list(norm.gamma.value.shape)
@@ -88,8 +97,10 @@ def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
 
 
 def _write_norm_over_axes(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
-    """Write a norm over its trailing axes, other axes brought there by Transpose; scale and bias of the normalized
-    shape."""
+    """Write a norm over its trailing axes, with scale and bias of the normalized shape.
+
+    Transposes move other axes to the end.
+    """
     last = axes_last(norm)
     fits = varies_only_along(norm.gamma, last.normalized) and varies_only_along(norm.beta, last.normalized)
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)

@@ -1,4 +1,4 @@
-"""Norms as ops of installed packages (`normdeploy.norms.third_party`)."""
+"""Write norms as ops of installed packages (`normdeploy.norms.third_party`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from .norm_writer import NormForm, OpWriter
 
 
 def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
-    """The norm as an op of a package: the first of them whose form takes it; None where none does.
+    """Write the norm as an op of a package.
+
+    Returns:
+        the form of the first package that accepts the norm; None if none does.
 
     Raises:
-        ExtensionError: a package is broken, its form raises, or gives something else than a form or a refusal.
+        ExtensionError: a package is broken, its form raises, or it returns neither a form nor a refusal.
     """
     for guest in all_third_party_norms():
         made = _ask_package(graph, norm, guest)
@@ -23,6 +26,7 @@ def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
 
 
 def _ask_package(graph: Graph, norm: Norm, guest: ThirdPartyNorm) -> NormForm | None:
+    """Run a package's form; None if it refuses the norm."""
     row = guest.row
     extension = guest.extension
     what = f"has a form of {row.name} that fails at {norm.y.name!r}"

@@ -1,1 +1,1 @@
-"""Norms as ops: what each op is, in one table (`normdeploy.norms.norm_table`)."""
+"""Define norms as ops, in one table (`normdeploy.norms.norm_table`)."""

@@ -1,7 +1,6 @@
-"""The function of an op whose body travels in the file: one of ours, or one that an installed package brings.
+"""Build the function of an op whose body is stored in the file: an own op or a third-party op.
 
-Whoever needs to know what such an op computes reads it here: the file that is written, the evaluation in float64, and
-the prover.
+The written file, the float64 evaluation and the prover all read the op's meaning here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import onnx.parser
 
 from .norm_op import NormOp
 
-# of the domains of such ops
+# version of the domains of such ops
 VERSION = 1
 _KINDS: dict[int, tuple[str, type | tuple[type, ...]]] = {
     onnx.AttributeProto.FLOAT: ("FLOAT", float),
@@ -28,10 +27,13 @@ _KINDS: dict[int, tuple[str, type | tuple[type, ...]]] = {
 
 @lru_cache
 def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
-    """The function of an op for a file of the given opset (``row.since`` or above); don't write into it.
+    """Build the function of an op for a file of the given opset (``row.since`` or above).
+
+    Returns:
+        the function, cached; don't modify it.
 
     Raises:
-        onnx.parser.ParseError, google.protobuf.message.DecodeError: a package's body is no function.
+        onnx.parser.ParseError, google.protobuf.message.DecodeError: a package's body is not a function.
     """
     if isinstance(row.body, bytes):
         function = onnx.FunctionProto.FromString(row.body)
@@ -51,14 +53,17 @@ def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
         if node.domain == "ai.onnx":
             node.domain = ""
         if not node.domain:
-            # the parser writes the default one, other tools leave it out
+            # The parser writes the default domain, other tools omit it.
             node.ClearField("domain")
     return function
 
 
 def call_attributes(node: onnx.NodeProto, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a node of a function's body, where the function is called with the attributes
-    ``given``."""
+    """Resolve the attributes of a node of a function's body for a call with the attributes ``given``.
+
+    Returns:
+        attribute name -> value.
+    """
     return {
         a.name: given[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
         for a in node.attribute
@@ -66,7 +71,7 @@ def call_attributes(node: onnx.NodeProto, given: Mapping[str, Any]) -> dict[str,
 
 
 def _write_reductions(text: str, opset: int) -> str:
-    """``text`` with its {mean} and the like written as the opset has them: from 18 on the axes are an input."""
+    """Replace {mean} and the like in ``text`` by reductions in the opset's form: from 18 on, axes are an input."""
 
     def reduction_text(of: str, to: str, axes: str = "@axes", by: str = "ReduceMean") -> str:
         if opset < 18:
@@ -88,10 +93,13 @@ def _write_reductions(text: str, opset: int) -> str:
 
 
 def rename_colliding_inputs(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) -> onnx.FunctionProto:
-    """The function with inputs that bear no name of a tensor that a call gives; it itself where none does.
+    """Rename inputs of a function that have the name of a tensor that a call passes.
 
-    TensorRT-RTX's parser (1.7) looks each given tensor up after it has named the ones before it: of F(X, residual) =
-    X − residual, called as F(a, X), it makes a − a, without a word. TensorRT's was not asked.
+    TensorRT-RTX's parser (1.7) looks up each passed tensor after it has named the ones before it. For F(X, residual) =
+    X − residual, called as F(a, X), it silently computes a − a. TensorRT's parser was not tested.
+
+    Returns:
+        a renamed copy, or ``function`` itself if no name collides.
     """
     given = {name for node in calls for name in node.input}
     clashing = [name for name in function.input if name in given]
@@ -119,13 +127,21 @@ def rename_colliding_inputs(function: onnx.FunctionProto, calls: Iterable[onnx.N
 
 
 def functions_to_rename(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    """The functions of which `rename_colliding_inputs` would rename inputs."""
+    """List the functions that `rename_colliding_inputs` would change.
+
+    Returns:
+        functions of ``proto``.
+    """
     calls = calls_by_function(proto)
     return [f for f in proto.functions if rename_colliding_inputs(f, calls.get((f.domain, f.name), ())) is not f]
 
 
 def calls_by_function(proto: onnx.ModelProto) -> dict[tuple[str, str], list[onnx.NodeProto]]:
-    """The nodes that call each function, in functions and in bodies too; by domain and name."""
+    """Find the nodes that call each function, including calls in functions and in bodies.
+
+    Returns:
+        (domain, name) -> calling nodes.
+    """
     named = {(f.domain, f.name) for f in proto.functions}
     calls: dict[tuple[str, str], list[onnx.NodeProto]] = {}
     for holder in (proto.graph, *proto.functions):
@@ -136,7 +152,10 @@ def calls_by_function(proto: onnx.ModelProto) -> dict[tuple[str, str], list[onnx
 
 
 def _nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, and those in their bodies. A body that names a tensor of its own like one outside is no valid ONNX."""
+    """Yield the nodes, and those in their bodies.
+
+    In valid ONNX, a tensor in a body never has the name of a tensor outside.
+    """
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -145,10 +164,14 @@ def _nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodePro
 
 
 def describe_missing(row: NormOp, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:
-    """What a call of an op leaves out or gives in another type than it takes, in words.
+    """Describe the inputs and attributes that a call of an op omits or passes with a wrong type.
 
-    ``inputs`` are the names given, "" where one is not; ``attributes`` their values, None where the caller of a
-    function gives one.
+    Args:
+        inputs: names of the passed tensors, "" for an omitted one.
+        attributes: values by name, None if the caller of a function supplies the value.
+
+    Returns:
+        one phrase for each, for example "the attribute 'axis' as INT".
     """
     function = norm_function_body(row, row.since)
     kinds = {a.ref_attr_name: a.type for node in function.node for a in node.attribute if a.ref_attr_name}

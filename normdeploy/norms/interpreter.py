@@ -1,14 +1,14 @@
-"""What a norm op computes is a function of its inputs and attributes, made of standard ops and written once.
+"""Define the interface in which norm ops are written once, as functions of standard ops.
 
-Such a definition gets an interpreter, the op's inputs in order (None where left out) and its attributes by name. It
-returns one output, or a tuple of all of them, None for one that is not wanted. `normdeploy.norms.onnx_norms`,
-`onnxruntime_norms` and `tensorrt_norms` hold them; shapes are in their docstrings: N batches, C channels, S places of a
-sequence, H the hidden size. The bodies of our own ops travel in files, so they are text
+A definition gets an interpreter, the op's inputs in order (None for an omitted one) and its attributes by name. It
+returns one output, or a tuple of all of them, with None for an unwanted one. `normdeploy.norms.onnx_norms`,
+`onnxruntime_norms` and `tensorrt_norms` contain the definitions. Their docstrings give shapes: N batches, C channels, S
+positions of a sequence, H the hidden size. Bodies of own ops are stored in files, so they are text
 (`normdeploy.norms.normdeploy_ops`).
 
 The float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover (`normdeploy.proof.norm_definitions`) and the
-writer of foreign norms as standard nodes (`normdeploy.contrib.expansion_writer`) all run these functions; each brings
-an `Interpreter` for its own kind of tensor.
+writer of foreign norms as standard nodes (`normdeploy.contrib.expansion_writer`) run these functions. Each has an
+`Interpreter` for its own kind of tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ import numpy as np
 
 
 def round_to_float32(value: float) -> float:
-    """Return the number that an attribute with this default holds."""
+    """Round to the float32 number that an attribute stores.
+
+    Returns:
+        that number as a Python float.
+    """
     return float(np.float32(value))
 
 
@@ -32,30 +36,44 @@ Definition = Callable[..., Any]
 
 
 class NormalizedTensor(NamedTuple):
-    """A standardized tensor with its statistics, which keep the reduced axes with size 1."""
+    """Normalized tensor with its statistics, which keep the reduced axes with size 1.
+
+    Attributes:
+        mean: None if no mean is subtracted.
+        deviation: sqrt(variance + epsilon).
+    """
 
     value: Tensor
-    # None where none is subtracted
     mean: Tensor
-    # sqrt(variance + epsilon)
     deviation: Tensor
 
 
 class Interpreter(ABC):
-    """Computes with tensors of one kind: arrays, the prover's values, or names of tensors in a file."""
+    """Compute with tensors of one kind: arrays, the prover's values, or names of tensors in a file.
 
-    # of the standard ops
+    Attributes:
+        opset: opset of the standard ops.
+        outputs: number of outputs of the node.
+    """
+
     opset: int
-    # how many the node has
     outputs: int
 
     @abstractmethod
     def __call__(self, op: str, *inputs: Tensor, **attributes: Any) -> Tensor:
-        """Apply a standard op with one output."""
+        """Apply a standard op with one output.
+
+        Returns:
+            the output.
+        """
 
     @abstractmethod
     def reduce(self, op: str, x: Tensor, axes: Sequence[int], **attributes: Any) -> Tensor:
-        """Apply a reduction over ``axes``."""
+        """Apply a reduction over ``axes``.
+
+        Returns:
+            the result; reduced axes keep size 1 unless ``attributes`` say otherwise.
+        """
 
     @abstractmethod
     def refuse(self, reason: str) -> NoReturn:
@@ -67,15 +85,23 @@ class Interpreter(ABC):
 
     @abstractmethod
     def make_scalar(self, value: float, like: Tensor) -> Tensor:
-        """Return a scalar of the type of ``like``."""
+        """Make a scalar in the dtype of ``like``."""
 
     @abstractmethod
     def split_into_groups(self, x: Tensor, groups: int) -> Tensor:
-        """Reshape (N, C, …) to (N, groups, elements of a group)."""
+        """Reshape (N, C, …) to groups.
+
+        Returns:
+            a tensor of shape (N, groups, elements of a group).
+        """
 
     @abstractmethod
     def reshape_like(self, y: Tensor, x: Tensor) -> Tensor:
-        """Reshape ``y`` to the shape of ``x``, which has as many elements."""
+        """Reshape ``y`` to the shape of ``x``, which has as many elements.
+
+        Returns:
+            a tensor of the shape of ``x``.
+        """
 
     @abstractmethod
     def reshape_per_channel(self, v: Tensor, x: Tensor) -> Tensor:
@@ -86,45 +112,80 @@ class Interpreter(ABC):
         """Reshape (groups,) so that it broadcasts to (N, groups, elements of a group)."""
 
     def reshape_per_element(self, v: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones."""
+        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones.
+
+        Returns:
+            a tensor that broadcasts to ``x``.
+        """
         raise NotImplementedError
 
     def make_int64_vector(self, values: Sequence[int], name: str) -> Tensor:
-        """Return a vector of int64. ``name`` says what it is for."""
+        """Make a vector of int64; ``name`` says its purpose.
+
+        Returns:
+            a tensor of shape (len(values),).
+        """
         return np.array(values, dtype=np.int64)
 
     def make_int32_scalar(self, value: int, name: str) -> Tensor:
-        """Return a scalar of int32."""
+        """Make a scalar of int32; ``name`` says its purpose.
+
+        Returns:
+            a tensor of shape ().
+        """
         return np.array(value, dtype=np.int32)
 
     def make_vector(self, values: Any, like: Tensor, name: str, trailing: int = 0) -> Tensor:
-        """Return values of an attribute as a vector in the type of the statistics of ``like``, followed by ``trailing``
-        axes of size 1."""
+        """Make a vector from an attribute, in the dtype of the statistics of ``like``.
+
+        Returns:
+            a tensor of shape (n, 1, …) with ``trailing`` axes of size 1.
+        """
         raise NotImplementedError
 
     def wants_output(self, output: int) -> bool:
-        """Return whether the node has the output with this index."""
+        """Return True if the node has the output with this index."""
         return output < self.outputs
 
     def make_epsilon(self, value: float, like: Tensor) -> Tensor:
-        """As `make_scalar`; the prover may put in the exact number of which ``value`` is the rounding."""
+        """Make a scalar like `make_scalar`; the prover may use the exact number that was rounded to ``value``.
+
+        Returns:
+            a tensor of shape ().
+        """
         return self.make_scalar(value, like)
 
     def widen_for_statistics(self, x: Tensor) -> Tensor:
-        """Cast to the type in which statistics are computed."""
+        """Cast to the dtype in which statistics are computed.
+
+        Returns:
+            ``x`` in that dtype; by default unchanged.
+        """
         return x
 
     def cast_like(self, x: Tensor, like: Tensor) -> Tensor:
-        """Cast to the type of ``like``."""
+        """Cast to the dtype of ``like``.
+
+        Returns:
+            ``x`` in that dtype; by default unchanged.
+        """
         return x
 
     def mean_square(self, d: Tensor, axes: Sequence[int]) -> Tensor:
-        """Compute mean(d²) over ``axes``: the variance where d is centered."""
+        """Compute mean(d²) over ``axes``, which is the variance if d is centered.
+
+        Returns:
+            a tensor in which the reduced axes have size 1.
+        """
         return self.reduce("ReduceMean", self("Mul", d, d), axes)
 
     def standardize(self, x: Tensor, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:
-        """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``; without ``centered`` x / sqrt(mean(x²) +
-        epsilon)."""
+        """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``, or x / sqrt(mean(x²) + epsilon) without
+        ``centered``.
+
+        Returns:
+            the normalized tensor with its statistics.
+        """
         x = self.widen_for_statistics(x)
         if centered:
             mean = self.reduce("ReduceMean", x, axes)
@@ -142,7 +203,15 @@ class Interpreter(ABC):
 def scale_and_shift(
     o: Interpreter, y: Tensor, scale: Tensor, bias: Tensor, lay: Callable[[Tensor], Tensor] = lambda v: v
 ) -> Tensor:
-    """Compute y · scale + bias in the type of ``scale``. ``lay`` makes the two broadcast to y."""
+    """Compute y · scale + bias in the dtype of ``scale``.
+
+    Args:
+        bias: None adds nothing.
+        lay: reshapes scale and bias so that they broadcast to y.
+
+    Returns:
+        a tensor of the shape of y.
+    """
     y = o("Mul", o.cast_like(y, scale), lay(scale))
     if bias is None:
         return y
@@ -150,7 +219,10 @@ def scale_and_shift(
 
 
 def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
-    """Return the axes from ``axis`` to the last, counted from the end.
+    """List the axes from ``axis`` to the last.
+
+    Returns:
+        negative axes, counted from the end: range(−k, 0).
 
     Raises:
         ValueError: x has no such axis.
@@ -166,12 +238,20 @@ def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
 
 
 def inverse_deviation(o: Interpreter, output: int, deviation: Tensor) -> Tensor:
-    """Compute 1 / deviation where the node has the output with this index, else None."""
+    """Compute 1 / deviation if the node has the output with this index.
+
+    Returns:
+        the tensor, or None if the node does not have it.
+    """
     if o.wants_output(output):
         return o("Reciprocal", deviation)
     return None
 
 
 def silu(o: Interpreter, y: Tensor) -> Tensor:
-    """Compute y · sigmoid(y)."""
+    """Compute y · sigmoid(y).
+
+    Returns:
+        a tensor of the shape of y.
+    """
     return o("Mul", y, o("Sigmoid", y))

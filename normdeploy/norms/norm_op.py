@@ -1,5 +1,7 @@
-"""A norm op: what it is called, what it takes and gives, and where it runs. `normdeploy.norms.norm_table` is the
-table."""
+"""Define a norm op: its names, inputs, outputs, attributes, and the runtimes that run it.
+
+`normdeploy.norms.norm_table` is the table of all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,19 @@ from typing import Any
 
 from .interpreter import Definition
 
-# of our own ops
+# domain of own ops
 DOMAIN = "normdeploy"
-# of onnxruntime's
+# domain of onnxruntime's contrib ops
 CONTRIB = "com.microsoft"
 
 Version = tuple[int, ...]
 
 
 class OpOwner(StrEnum):
-    """Who defines an op."""
+    """Owner of the definition of an op."""
 
     ONNX = "ONNX"
-    # GroupNormalization as it was from opset 18 to 20
+    # GroupNormalization of opsets 18 to 20
     ONNX_18 = "ONNX 18"
     OURS = "normdeploy"
     ONNXRUNTIME = "onnxruntime"
@@ -30,7 +32,7 @@ class OpOwner(StrEnum):
 
 
 class StatisticsKind(Enum):
-    """What a norm divides by is computed of ..."""
+    """Source of the statistics that a norm divides by."""
 
     INPUT = "groups of its input's elements"
     # BatchNormalization in eval mode
@@ -41,95 +43,108 @@ class StatisticsKind(Enum):
 
 @dataclass(frozen=True)
 class NormOp:
-    """One op.
+    """One norm op.
 
-    ``inputs`` go by what they mean, in the op's order: X is normalized, after ``residual`` and ``added`` are added to
-    it; ``scale`` and ``bias`` are gamma and beta; ``y_scale`` and ``y_zero_point`` are QuantizeLinear's. Among the
-    ``outputs`` Y is the norm and ``sum`` is what was normalized; both have X's shape.
+    The names of inputs and outputs give their meaning, in the op's order. X is normalized, after ``residual`` and
+    ``added`` are added to it. ``scale`` and ``bias`` are gamma and beta; ``y_scale`` and ``y_zero_point`` are
+    QuantizeLinear's. Of the outputs, Y is the norm and ``sum`` the normalized sum; both have X's shape.
+
+    Attributes:
+        kind: kind of norm in reports: LayerNorm, RMSNorm, GroupNorm, ...
+        attributes: all attributes that a node may have; a node of an own op has all of them.
+        optional: inputs that a node may omit.
+        since: first opset in which the op has this meaning.
+        bfloat16: first opset in which it accepts bfloat16.
+        domains: domains in which a node of this name is this op; () if the name alone decides.
+        typed_by: input whose dtype Y has.
+        centered: it subtracts the mean.
+        joined: it is a norm together with its neighbors.
+        quantizes: name of the norm's own op in reports, if QuantizeLinear is one of these neighbors.
+        plugin: kernel of this project, or of the package, that runs it in TensorRT; "" if there is none.
+        tensorrt: first TensorRT whose parser reads it correctly; TensorRT-RTX has read all of them since 1.4.
+        layer: TensorRT has one fused layer for it.
+        body: definition of an op that is stored in the file: nodes in ONNX's textual syntax, or a whole function in
+            bytes (`normdeploy.norms.function_bodies`).
+        definition: definition of any other op (`normdeploy.norms.interpreter`); None if it has no definition.
+        package: package that defines it; "" for all ops of the table.
     """
 
     op: str
     owner: OpOwner
-    # as reports call the norm: LayerNorm, RMSNorm, GroupNorm, ...
     kind: str
     inputs: tuple[str, ...]
-    # all that it may have; an op of ours has all
     attributes: tuple[str, ...]
     outputs: tuple[str, ...] = ("Y",)
-    # inputs that may be left out
     optional: frozenset[str] = frozenset()
-    # the first opset in which it means this
     since: int = 1
-    # the first in which it takes that type
     bfloat16: int = 1
-    # in which a node of this name is this op; () where the name alone tells
     domains: tuple[str, ...] = ("",)
-    # the input whose element type Y has
     typed_by: str = "X"
-    # it takes the mean off
     centered: bool = True
     statistics: StatisticsKind = StatisticsKind.INPUT
-    # a norm and its neighbours
     joined: bool = False
-    # the norm's own op, as reports write it, where QuantizeLinear is one of these
     quantizes: str = ""
-    # the kernel of ours that runs it in TensorRT, "" where none does
     plugin: str = ""
-    # the first TensorRT whose parser reads it as it is meant; TensorRT-RTX has read all of them since 1.4
     tensorrt: Version = ()
-    # TensorRT has one fused layer for it
     layer: bool = False
-    # what it computes, where the file brings it along: nodes in ONNX's textual syntax, or a whole function in bytes
-    # (`normdeploy.norms.function_bodies`)
     body: str | bytes = field(default="", repr=False)
-    # what it computes, of all others (`normdeploy.norms.interpreter`); None of those that have no definition
     definition: Definition | None = field(default=None, repr=False, compare=False)
-    # that brings it; "" of all in the table
     package: str = ""
 
     @property
     def name(self) -> str:
-        """The op as reports write it, with the domain of ours: "LayerNormalization", "normdeploy.AddLayerNorm"."""
+        """Return the op's name in reports: "LayerNormalization", or with a domain "normdeploy.AddLayerNorm"."""
         if self.owner in (OpOwner.OURS, OpOwner.GUEST):
             return f"{self.domains[0]}.{self.op}"
         return self.op
 
     def first_opset(self, dtype: str) -> int:
-        """The first opset that has it in a type, "float32" or "bfloat16"."""
+        """Find the first opset that has the op in a dtype.
+
+        Args:
+            dtype: for example "float32" or "bfloat16".
+
+        Returns:
+            the opset.
+        """
         if dtype == "bfloat16":
             return max(self.since, self.bfloat16)
         return self.since
 
     @property
     def min_inputs(self) -> int:
-        """How many inputs a node has at least."""
+        """Return the smallest number of inputs of a node."""
         return 1 + max(i for i, name in enumerate(self.inputs) if name not in self.optional)
 
     @property
     def skippable_inputs(self) -> tuple[int, ...]:
-        """The places of inputs before the last required one that may be left out by an empty name."""
+        """Return the indices of optional inputs before the last required one, which an empty name may omit."""
         return tuple(i for i, name in enumerate(self.inputs[: self.min_inputs]) if name in self.optional)
 
     @property
     def x_shaped_outputs(self) -> tuple[int, ...]:
-        """The places of the outputs that have X's shape."""
+        """Return the indices of the outputs that have X's shape."""
         return tuple(i for i, name in enumerate(self.outputs) if name in ("Y", "sum") and "X" in self.inputs)
 
     @property
     def is_quantized_by_row(self) -> bool:
-        """Whether it is quantized by a scale of each row, which it gives."""
+        """Return True if it quantizes each row by a scale of its own, which is an output."""
         return bool(self.quantizes) and "y_scale" in self.outputs
 
     @property
     def has_scale(self) -> bool:
-        """Whether it multiplies by a scale of its own."""
+        """Return True if it multiplies by a scale."""
         return "scale" in self.inputs
 
 
 def make_row(
     owner: OpOwner, op: str, kind: str, inputs: str, attributes: str, outputs: str = "Y", **more: Any
 ) -> NormOp:
-    """A row from lists of words; "bias?" is an input that may be left out."""
+    """Build a row from lists of words; "bias?" is an optional input.
+
+    Returns:
+        the row.
+    """
     names = tuple(name.removesuffix("?") for name in inputs.split())
     optional = frozenset(name.removesuffix("?") for name in inputs.split() if name.endswith("?"))
     return NormOp(op, owner, kind, names, tuple(attributes.split()), tuple(outputs.split()), optional, **more)

@@ -1,10 +1,9 @@
-"""The table of norm ops, a row each: the standard's, ours and other tools'. Every other module reads the properties of
-a norm op from its row.
+"""List all norm ops in one table, a row each: the standard's, this project's own and other tools'.
 
-A row lists the inputs, outputs and attributes of an op, and its definition. The definition is a function in the module
-of the row (`normdeploy.norms.onnx_norms`, `onnxruntime_norms`, `tensorrt_norms`). Our own ops
-(`normdeploy.norms.normdeploy_ops`) and those of installed packages (`normdeploy.norms.third_party`) are defined by the
-function body that is stored in the file.
+Every other module reads the properties of a norm op from its row. A row lists the inputs, outputs and attributes of an
+op, and its definition. The definition is a function in the module of the row (`normdeploy.norms.onnx_norms`,
+`onnxruntime_norms`, `tensorrt_norms`). Own ops (`normdeploy.norms.normdeploy_ops`) and third-party ops
+(`normdeploy.norms.third_party`) are defined by the function body that is stored in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ ROWS: tuple[NormOp, ...] = (
 
 
 def rows_of_owner(owner: OpOwner) -> dict[str, NormOp]:
-    """The rows of one owner, by their ops' names."""
+    """Select the rows of one owner.
+
+    Returns:
+        op name -> row.
+    """
     return {r.op: r for r in ROWS if r.owner is owner}
 
 

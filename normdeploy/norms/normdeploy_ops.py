@@ -1,39 +1,37 @@
-"""This project's own ops (domain ``normdeploy``): what no standard node can say in one. A row each, with its function
-body in standard ops.
+"""List this project's own ops (domain ``normdeploy``), a row each, with a function body in standard ops.
 
-They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a
-fused kernel is at hand, that takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from
-which the result alone is rounded to X's. The body is also what is evaluated in float64 and in the prover's field: there
-is no second definition that could differ.
+They express norms that no single standard node can express, and are written on request (``--fuse portable``). The body
+is part of the file, so every runtime runs it; a fused kernel replaces it if one is available. They compute in the dtype
+``stash_type`` (1: float32, 11: float64), and only the result is rounded to X's dtype. The float64 evaluation and the
+prover also use the body, so no second definition could differ.
 
 The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
 
-    RMSNorm           X / sqrt(mean(X²) + epsilon) · scale                 (ONNX has it from opset 23 on)
-    LayerNorm         (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias
-                      (torch.var without arguments, n dynamic)
-    StdNorm           (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
-                      (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
-    L2Norm            X / max(‖X‖₂, epsilon) · scale                       (torch.nn.functional.normalize)
-    ChannelLayerNorm  LayerNormalization over axis 1 of (N, C, …) at each place, scale and bias of shape (C,)
-                      (ConvNeXt, Liu et al. 2022)
+- RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
+- LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; the variance is that of
+  torch.var without arguments, for a dynamic n.
+- StdNorm: (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias; see Rush, "The Annotated Transformer",
+  2018: a·(x − mean)/(std + eps) + b.
+- L2Norm: X / max(‖X‖₂, epsilon) · scale; it is torch.nn.functional.normalize.
+- ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …) at each place, with scale and bias of shape (C,); see
+  ConvNeXt, Liu et al. 2022.
 
-Joined are a norm and its neighbours; their bodies hold the standard nodes that they took the place of, which runtimes
-know to fuse:
+Joined ops are a norm and its neighbors; their bodies contain the standard nodes that they replaced, which runtimes know
+to fuse:
 
-    AddLayerNorm, AddRMSNorm   sum = X + residual (of one shape), Y = the norm of the sum over its last axis; both are
-                               outputs
-    ModulatedLayerNorm         X̂ · (1 + scale) + shift over the last axis, scale and shift of shape (B, 1, D)
-                               (DiT, Peebles, Xie 2022)
-    GroupNormSiLU              y · sigmoid(y) of y = GroupNormalization(X) (opset 21 on)
-    LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize
-                               the norm, or the residual add and the norm, then QuantizeLinear; Y has the type of
-                               y_zero_point, int8 or float8e4m3fn; ``sum``, where there is one, is not quantized
-    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize
-                               the same over the last axis by a scale of each row, y_scale = max(max|norm|, least) /
-                               largest, in float32, where largest is 127 for int8 and 448 for float8e4m3fn
+- AddLayerNorm, AddRMSNorm: sum = X + residual (of one shape), Y = the norm of the sum over its last axis; both are
+  outputs.
+- ModulatedLayerNorm: X̂ · (1 + scale) + shift over the last axis, with scale and shift of shape (B, 1, D); see DiT,
+  Peebles, Xie 2022.
+- GroupNormSiLU: y · sigmoid(y) of y = GroupNormalization(X), from opset 21 on.
+- LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize: the norm, or the residual add and the
+  norm, then QuantizeLinear. Y has the type of y_zero_point, int8 or float8e4m3fn; the output ``sum`` is not quantized.
+- LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same
+  over the last axis with a scale per row, y_scale = max(max|norm|, least) / largest, in float32. ``largest`` is 127 for
+  int8 and 448 for float8e4m3fn.
 
-No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's
-attributes instead.
+No op has the name of a standard op: TensorRT's parser reads only the name, and would use its own op with that op's
+attributes.
 """
 
 from __future__ import annotations
@@ -44,8 +42,11 @@ from .norm_op import DOMAIN, NormOp, OpOwner, make_row
 
 
 def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
-    """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads
-    functions from 9.0 on."""
+    """Build the row of an own op.
+
+    Bodies are written for opset 17 and newer, kernels have the name of their op, and TensorRT's parser reads functions
+    from 9.0 on.
+    """
     if plugin is None:
         kernel = op
     else:
@@ -56,8 +57,8 @@ def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, *
 _AFFINE = "X scale bias"
 _GROUPS = "epsilon num_groups stash_type"
 
-# {mean} and the like are reductions over the axes, which each opset writes in its way
-# (`normdeploy.norms.function_bodies`)
+# {mean} and the like are reductions over the axes, whose form depends on the opset
+# (`normdeploy.norms.function_bodies`).
 _EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
 _SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
 _SHIFTED = (
@@ -72,7 +73,7 @@ _CENTERED = f"""
     many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
     variance = Mul (biased, factor) {_EPSILON}"""
 
-# onnxruntime makes one kernel of this; of Mul (x, x) it would not
+# onnxruntime fuses this to one kernel; Mul (x, x) in place of Pow would prevent it.
 _RMS = (
     "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
     f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
@@ -92,8 +93,11 @@ _BY_ROW = (
 
 
 def _quantizing_row(norm: str, op: str, inputs: str, attributes: str, outputs: str, body: str) -> NormOp:
-    """A norm that stands alone, or a residual add and a norm, whose body makes ``result``; then QuantizeLinear, by a
-    scale that is given or, where it is an output, made of each row."""
+    """Build the row of a norm, or of a residual add and a norm, followed by QuantizeLinear.
+
+    Args:
+        body: computes ``result``, the norm. The scale is an input, or computed from each row if it is an output.
+    """
     by_row = "y_scale" in outputs
     return _own_row(
         op,
@@ -138,7 +142,7 @@ ROWS: tuple[NormOp, ...] = (
         "X scale",
         "axes epsilon stash_type",
         centered=False,
-        # in TensorRT too its body runs
+        # TensorRT also runs its body.
         plugin="",
         body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
         f" {_SCALED} Y = CastLike (scaled, X)",
@@ -148,7 +152,7 @@ ROWS: tuple[NormOp, ...] = (
         "LayerNorm",
         _AFFINE,
         "epsilon stash_type",
-        # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
+        # Reshape to (N, places, C) and back. A −1 in a Reshape could not be resolved for an empty batch.
         body="whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
         " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
         " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"

@@ -1,4 +1,4 @@
-"""The standard's norm ops: what each computes, and its row.
+"""Define the standard's norm ops, and their rows.
 
 The definitions follow https://onnx.ai/onnx/operators. Variances are means of centered squares, as in that text. The
 function bodies in onnx's schemas compute E[x²] − E[x]²: the same function, but it cancels in float64 at a large mean,
@@ -28,13 +28,21 @@ MEAN_VARIANCE_EPSILON = round_to_float32(1e-9)
 def layer_norm(
     o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor = None, *, axis: int = -1, epsilon: float = EPSILON, **_: Any
 ) -> Any:
-    """LayerNormalization → Y, Mean, InvStdDev, over ``axis`` and all behind it; scale and bias broadcast to x."""
+    """Define LayerNormalization over ``axis`` and all axes behind it; scale and bias broadcast to x.
+
+    Returns:
+        Y, Mean, InvStdDev (None if unwanted).
+    """
     normal = o.standardize(x, axes_from(o, x, axis), epsilon)
     return scale_and_shift(o, normal.value, scale, bias), normal.mean, inverse_deviation(o, 2, normal.deviation)
 
 
 def rms_norm(o: Interpreter, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = EPSILON, **_: Any) -> Any:
-    """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization with its second output 1 / rms."""
+    """Define RMSNormalization, and onnxruntime's SimplifiedLayerNormalization.
+
+    Returns:
+        Y, and 1 / rms (None if unwanted).
+    """
     normal = o.standardize(x, axes_from(o, x, axis), epsilon, centered=False)
     return scale_and_shift(o, normal.value, scale, None), inverse_deviation(o, 1, normal.deviation)
 
@@ -42,7 +50,11 @@ def rms_norm(o: Interpreter, x: Tensor, scale: Tensor, *, axis: int = -1, epsilo
 def instance_norm(
     o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = EPSILON, **_: Any
 ) -> Tensor:
-    """InstanceNormalization of (N, C, …) over all but the first two axes; scale and bias of (C,)."""
+    """Define InstanceNormalization of (N, C, …) over all but the first two axes; scale and bias of (C,).
+
+    Returns:
+        Y, of the shape of x.
+    """
     normal = o.standardize(x, range(2 - o.rank_of(x), 0), epsilon)
     return scale_and_shift(o, normal.value, scale, bias, lambda v: o.reshape_per_channel(v, x))
 
@@ -50,7 +62,11 @@ def instance_norm(
 def group_norm(
     o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = EPSILON, **_: Any
 ) -> Tensor:
-    """GroupNormalization of (N, C, …); scale and bias of (C,), of (num_groups,) before opset 21."""
+    """Define GroupNormalization of (N, C, …); scale and bias of (C,), before opset 21 of (num_groups,).
+
+    Returns:
+        Y, of the shape of x.
+    """
     if o.opset >= 21:
         return group_norm_21(o, x, scale, bias, num_groups, epsilon)
     normal = o.standardize(o.split_into_groups(x, num_groups), [-1], epsilon)
@@ -60,7 +76,11 @@ def group_norm(
 
 
 def group_norm_21(o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: float) -> Tensor:
-    """GroupNormalization of (N, C, …) with scale and bias of (C,), at any opset."""
+    """Define GroupNormalization of (N, C, …) with scale and bias of (C,), at any opset.
+
+    Returns:
+        Y, of the shape of x.
+    """
     normal = o.standardize(o.split_into_groups(x, groups), [-1], epsilon)
     return scale_and_shift(o, o.reshape_like(normal.value, x), scale, bias, lambda v: o.reshape_per_channel(v, x))
 
@@ -79,7 +99,13 @@ def batch_norm(
     spatial: int = 1,
     **_: Any,
 ) -> Tensor:
-    """BatchNormalization of inference: (x − mean) / sqrt(variance + epsilon) · scale + bias, all four of (C,)."""
+    """Define BatchNormalization of inference: (x − mean) / sqrt(variance + epsilon) · scale + bias, all four of (C,).
+
+    Training mode and ``spatial`` = 0 are refused.
+
+    Returns:
+        Y, of the shape of x.
+    """
     training = bool(training_mode)
     if o.opset < 14:
         training = o.wants_output(1) or (o.opset < 7 and not is_test)
@@ -93,7 +119,11 @@ def batch_norm(
 
 
 def mean_variance_norm(o: Interpreter, x: Tensor, *, axes: Sequence[int] = (0, 2, 3), **_: Any) -> Tensor:
-    """MeanVarianceNormalization: (x − mean) / (sqrt(variance) + 1e-9)."""
+    """Define MeanVarianceNormalization: (x − mean) / (sqrt(variance) + 1e-9).
+
+    Returns:
+        Y, of the shape of x.
+    """
     d = o("Sub", x, o.reduce("ReduceMean", x, axes))
     deviation = o("Sqrt", o.mean_square(d, axes))
     return o("Div", d, o("Add", deviation, o.make_scalar(MEAN_VARIANCE_EPSILON, deviation)))
@@ -103,10 +133,10 @@ def _standard_row(*words: str, **more: Any) -> NormOp:
     return make_row(OpOwner.ONNX, *words, **more)
 
 
-# The versions in ``tensorrt`` are of onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local
-# functions 9.0) and importer (scale of GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX:
-# the parsers of 1.4, 1.5, 1.6 and 1.7 were asked (2026-11-21): all take all of them, as one NORMALIZATION layer but for
-# RMSNormalization (primitives) and BatchNormalization (SCALE).
+# The versions in ``tensorrt`` come from onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local
+# functions 9.0) and importer (GroupNormalization with a scale per channel 10.9, RMSNormalization 10.15). The
+# TensorRT-RTX parsers 1.4, 1.5, 1.6 and 1.7 were tested (2026-11-21). All of them read every op as one NORMALIZATION
+# layer, except RMSNormalization (primitives) and BatchNormalization (SCALE).
 ROWS: tuple[NormOp, ...] = (
     _standard_row(
         "LayerNormalization",
@@ -184,7 +214,7 @@ ROWS: tuple[NormOp, ...] = (
     ),
 )
 
-# as they were in older opsets
+# ops of older opsets
 OLD_ROWS: tuple[NormOp, ...] = (
     make_row(
         OpOwner.ONNX_18,

@@ -1,5 +1,7 @@
-"""onnxruntime's norm ops: what each computes, by its docs/ContribOperators.md, and its row; the schemas that the
-installed package gives say the same."""
+"""Define onnxruntime's norm ops by its docs/ContribOperators.md, and their rows.
+
+The schemas of the installed package agree with that text.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .interpreter import (
 from .norm_op import CONTRIB, NormOp, OpOwner, make_row
 from .onnx_norms import group_norm_21, layer_norm, rms_norm
 
-# of the Skip… ops and EmbedLayerNormalization
+# epsilon of the Skip… ops and EmbedLayerNormalization
 SKIP_EPSILON = round_to_float32(1e-12)
 
 
@@ -41,9 +43,15 @@ def skip_layer_norm(
     epsilon: float = SKIP_EPSILON,
     **_: Any,
 ) -> Any:
-    """SkipLayerNormalization → Y, mean, 1 / deviation, sum: the layer norm over H of sum = x + residual + added.
+    """Define SkipLayerNormalization: the layer norm over H of sum = x + residual + added.
 
-    x of (B, S, H) or (T, H), residual of its shape or broadcast to it, the others of (H,).
+    Args:
+        x: shape (B, S, H) or (T, H).
+        residual: the shape of x, or broadcast to it.
+        scale, bias, added: shape (H,).
+
+    Returns:
+        Y, mean, 1 / deviation (None if unwanted), sum.
     """
     total = _residual_sum(o, x, residual, added)
     normal = o.standardize(total, [-1], epsilon)
@@ -60,7 +68,11 @@ def skip_rms_norm(
     epsilon: float = SKIP_EPSILON,
     **_: Any,
 ) -> Any:
-    """SkipSimplifiedLayerNormalization → Y, none, 1 / rms, sum: as `skip_layer_norm`, without a mean."""
+    """Define SkipSimplifiedLayerNormalization: `skip_layer_norm` without a mean and a bias.
+
+    Returns:
+        Y, None, 1 / rms (None if unwanted), sum.
+    """
     total = _residual_sum(o, x, residual, added)
     normal = o.standardize(total, [-1], epsilon, centered=False)
     return scale_and_shift(o, normal.value, scale, None), None, inverse_deviation(o, 2, normal.deviation), total
@@ -81,10 +93,15 @@ def embed_layer_norm(
     epsilon: float = SKIP_EPSILON,
     **_: Any,
 ) -> Any:
-    """EmbedLayerNormalization → Y, mask_index, sum: the layer norm over H of the sum of the rows that the ids pick.
+    """Define EmbedLayerNormalization: the layer norm over H of the sum of the rows that the ids select.
 
-    ids, segments, mask and position_ids of (B, S), the three tables of (rows, H). Without position_ids the first S rows
-    of ``positions`` are taken. mask_index is the number of ones in each row of the mask, 0 without one.
+    Args:
+        ids, segments, mask, position_ids: shape (B, S); without position_ids the first S rows of ``positions`` are
+            taken.
+        words, positions, segment_words: tables of shape (rows, H).
+
+    Returns:
+        Y, mask_index (the number of ones in each row of the mask, 0 without a mask; None if unwanted), sum.
     """
     if position_ids is None:
         length = o("Slice", o("Shape", ids), o.make_int64_vector([1], "start"), o.make_int64_vector([2], "end"))
@@ -100,7 +117,7 @@ def embed_layer_norm(
 
 
 def _count_mask_ones(o: Interpreter, ids: Tensor, mask: Tensor) -> Tensor:
-    """The number of ones in each row of an int32 mask; zeros without one."""
+    """Count the ones in each row of an int32 mask; zeros without a mask."""
     if mask is None:
         return o.reduce("ReduceSum", o("Sub", ids, ids), [1], keepdims=0)
     ones = o("Cast", o("Equal", mask, o.make_int32_scalar(1, "one")), to=TensorProto.INT32)
@@ -119,7 +136,11 @@ def ort_group_norm(
     epsilon: float = EPSILON,
     **_: Any,
 ) -> Tensor:
-    """GroupNorm of (N, …, C), of (N, C, …) where channels_last is 0; activation 1 is SiLU."""
+    """Define GroupNorm of (N, …, C), or of (N, C, …) if ``channels_last`` is 0; activation 1 is SiLU.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
     rank = o.rank_of(x)
     if channels_last:
         first = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
@@ -136,9 +157,14 @@ def ort_group_norm(
 def skip_group_norm(
     o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor, residual: Tensor, added: Tensor = None, **attributes: Any
 ) -> Any:
-    """SkipGroupNorm → Y, sum: `ort_group_norm` of sum = x + residual + added.
+    """Define SkipGroupNorm: `ort_group_norm` of sum = x + residual + added.
 
-    residual of the shape of x, (N, 1, 1, C) or (N, C); added of (C,).
+    Args:
+        residual: the shape of x, (N, 1, 1, C) or (N, C).
+        added: shape (C,).
+
+    Returns:
+        Y, sum.
     """
     if o.rank_of(residual) == 2:
         residual = o("Reshape", residual, o.make_int64_vector([0, 1, 1, -1], "shape"))
@@ -152,7 +178,7 @@ def _contrib_row(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any
 
 _SUMMED = "Y mean inverse_deviation sum"
 _EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
-# in the default domain where the standard has no op of that name
+# onnxruntime also accepts these in the default domain, in opsets in which the standard has no op of that name.
 _OPEN: dict[str, Any] = {
     "domains": (CONTRIB, ""),
     "typed_by": "scale",

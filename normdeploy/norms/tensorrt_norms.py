@@ -1,6 +1,6 @@
-"""The norm ops of TensorRT's plugins: what each computes, and its row.
+"""Define the norm ops of TensorRT's plugins, and their rows.
 
-The definitions follow README and plugin creator, which holds the defaults, in each folder of TensorRT's plugin/:
+The definitions follow README and plugin creator, which contains the defaults, in each folder of TensorRT's plugin/:
 groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
 """
 
@@ -29,7 +29,11 @@ def plugin_group_norm(
     bSwish: int = 0,
     **_: Any,
 ) -> Tensor:
-    """GroupNorm of (N, C, H, W), followed by SiLU where bSwish."""
+    """Define GroupNorm of (N, C, H, W), followed by SiLU if ``bSwish`` is set.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
     y = o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
     if bSwish:
         return silu(o, y)
@@ -47,7 +51,11 @@ def plugin_group_normalization(
     epsilon: float = EPSILON,
     **_: Any,
 ) -> Tensor:
-    """GroupNormalizationPlugin of (N, C, …); its creator calls epsilon "eps"."""
+    """Define GroupNormalizationPlugin of (N, C, …); its creator calls epsilon "eps".
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
     if eps is not None:
         epsilon = eps
     return o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
@@ -64,7 +72,11 @@ def plugin_layer_norm(
     epsilon: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """LayerNorm over ``axis`` and all behind it, scale and bias with one value for each of these elements."""
+    """Define LayerNorm over ``axis`` and all axes behind it, with one scale and bias value per element of these.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
     axes = axes_from(o, x, axis)
     normal = o.standardize(x, axes, eps if epsilon is None else epsilon)
     return o.cast_like(scale_and_shift(o, normal.value, scale, bias, lambda v: o.reshape_per_element(v, x, axes)), x)
@@ -84,8 +96,14 @@ def plugin_instance_norm(
     alpha: float = 0.0,
     **_: Any,
 ) -> Tensor:
-    """InstanceNormalization_TRT of (N, C, …), scale and shift of (C,) as inputs or as the attributes scales and bias;
-    where relu, followed by a leaky Relu of slope alpha."""
+    """Define InstanceNormalization_TRT of (N, C, …), followed by a leaky Relu of slope ``alpha`` if ``relu`` is set.
+
+    Args:
+        scale, shift: shape (C,); None takes the attributes ``scales`` and ``bias`` instead.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
     normal = o.standardize(x, range(2 - o.rank_of(x), 0), epsilon)
     if scale is None:
         scale = o.make_vector(scales, x, "scales")
@@ -109,10 +127,15 @@ def plugin_skip_layer_norm(
     type_id: int = 0,
     **_: Any,
 ) -> Tensor:
-    """CustomSkipLayerNormPluginDynamic: the layer norm over H of x + residual + bias.
+    """Define CustomSkipLayerNormPluginDynamic: the layer norm over H of x + residual + bias.
 
-    x and residual of (S, B, H, 1, 1), or with H last. The plugin holds its vectors in float32, whatever the type of
-    its data.
+    The plugin stores its vectors in float32, regardless of the dtype of its data.
+
+    Args:
+        x, residual: shape (S, B, H, 1, 1), or with H last.
+
+    Returns:
+        Y, of the shape and dtype of x.
     """
     if o.rank_of(x) == 5:
         trailing = 2

@@ -1,17 +1,17 @@
-"""Norm ops that installed packages bring: the entry points ``normdeploy.norms``, and how they are looked at.
+"""Load norm ops that installed packages define through the entry points ``normdeploy.norms``.
 
-A package names them by the domain of its ops, in its pyproject.toml:
+A package registers them under the domain of its ops, in its pyproject.toml:
 
     [project.entry-points."normdeploy.norms"]
     acme = "acme.norms:NORMS"
 
-The object is a `GuestNorm`, several in a list or tuple, or a function without parameters that returns these. From the
-row and the body all else follows, as for our own ops: the node is recognized in files that have it, evaluated in
-float64, proved, kept in float32 in half precision, told of in reports. Nothing that the package says is believed: the
-body is what the file runs, and the certificate is computed from it; a form that writes something else than the norm
-that it was given is refused like any wrong rewrite.
+The object is a `GuestNorm`, several in a list or tuple, or a function without parameters that returns these. Everything
+else follows from the row and the body, as for own ops. The node is recognized in files that contain it, evaluated in
+float64, proved, kept in float32 in half precision, and reported. No claim of the package is trusted: the file runs the
+body, and the certificate is computed from it. A form that writes another function than its norm is refused like any
+wrong rewrite.
 
-Such nodes are written with ``fuse="portable"`` alone, before our own ops are tried.
+Such nodes are written only with ``fuse="portable"``, before own ops are tried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from . import function_bodies
 from .norm_op import DOMAIN, NormOp, OpOwner
 from .norm_table import OURS, ROWS
 
-# of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
+# Domains of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and this project.
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DOMAIN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -39,17 +39,17 @@ _ROLES = ("X", "scale", "bias")
 
 @dataclass(frozen=True)
 class GuestPlugin:
-    """The op's kernel in TensorRT: a plugin that the package registers there.
+    """TensorRT kernel of the op: a plugin that the package registers.
 
-    The plugin node has the op's inputs, in their order, and its attributes. That the kernel computes what the body
-    says is the package's claim, which nothing here proves: ``build`` says so in its account, and ``verify`` runs it.
+    The plugin node has the op's inputs, in their order, and its attributes. The package claims that the kernel computes
+    the body; nothing here proves it. ``build`` reports this, and ``verify`` runs the kernel.
 
     Attributes:
-        name: of the plugin, as its creator registers it.
-        namespace: of the plugin.
-        version: of the plugin.
+        name: name of the plugin, as its creator registers it.
+        namespace: namespace of the plugin.
+        version: version of the plugin.
         register: called without arguments, in the process that builds, before TensorRT parses the file.
-        attributes: more of them, which the creator asks for: pairs of a name and an int, float or str.
+        attributes: further attributes that the creator needs: pairs of a name and an int, float or str.
     """
 
     name: str
@@ -64,20 +64,20 @@ class GuestNorm:
     """One norm op of a package.
 
     Attributes:
-        op: its name: none of the standard's, of ours or of another tool's norm op (TensorRT's parser goes by the name
-            alone).
-        kind: what reports call the norm, such as "ScaleNorm".
-        inputs: what they mean, in the op's order: "X" first, which is normalized, then "scale" and "bias". All must be
-            given. X may have any shape; the others' are the form's affair.
-        attributes: their names; a node has all of them. One called "epsilon" is a float.
-        body: nodes of standard ops in ONNX's textual syntax, valid at ``since`` and each newer opset, that compute Y,
+        op: name of the op. It must differ from the names of the standard's ops, own ops and other tools' norm ops,
+            since TensorRT's parser reads only the name.
+        kind: kind of norm in reports, such as "ScaleNorm".
+        inputs: meanings of the inputs, in the op's order: "X" first, which is normalized, then "scale" and "bias". All
+            are required. X may have any shape; the form decides the shapes of the others.
+        attributes: names of the attributes; a node has all of them. "epsilon" is a float.
+        body: nodes of standard ops in ONNX's textual syntax, valid at ``since`` and each newer opset. They compute Y,
             of X's shape and type, from the inputs; ``@name`` is an attribute. Or a whole onnx.FunctionProto.
-        form: (norm, writer) -> the norm as nodes (``writer.done()``), or why it is none of this op
-            (``writer.refuse(reason)``). ``norm`` is a `normdeploy.recognition.norm_facts.Norm`, ``writer`` a
+        form: (norm, writer) -> the norm as nodes (``writer.done()``), or a refusal (``writer.refuse(reason)``).
+            ``norm`` is a `normdeploy.recognition.norm_facts.Norm`, ``writer`` a
             `normdeploy.forms.norm_writer.OpWriter`.
-        since: the lowest opset for which the body holds, 17 or above. A file of a lower one is raised to it.
-        centered: whether it takes the mean off.
-        plugin: its kernel in TensorRT, where there is one.
+        since: lowest opset for which the body is valid, 17 or above. A file of a lower opset is raised to it.
+        centered: it subtracts the mean.
+        plugin: its TensorRT kernel, or None.
     """
 
     op: str
@@ -93,7 +93,7 @@ class GuestNorm:
 
 @dataclass(frozen=True)
 class ThirdPartyNorm:
-    """A norm op that was looked at: its row in the table of norm ops, and what its package says beside it."""
+    """Norm op that was checked: its row in the format of the norm table, the package's norm, and the package."""
 
     row: NormOp
     norm: GuestNorm
@@ -101,10 +101,13 @@ class ThirdPartyNorm:
 
 
 def third_party_row(domain: str | None, op: str) -> NormOp | None:
-    """The row of a norm op that a package brings; None of every other node.
+    """Find the row of a third-party norm op.
+
+    Returns:
+        the row, or None for every other node.
 
     Raises:
-        ExtensionError: the package that brings the domain is broken.
+        ExtensionError: the package of the domain is broken.
     """
     if domain and not _is_reserved_domain(domain):
         guest = _norms_of_domain(domain).get(op)
@@ -116,27 +119,42 @@ def third_party_row(domain: str | None, op: str) -> NormOp | None:
 
 
 def function_op_row(domain: str | None, op: str) -> NormOp | None:
-    """The row of an op whose body travels in the file: one of ours, or a package's."""
+    """Find the row of an op whose body is stored in the file: an own op or a third-party op.
+
+    Returns:
+        the row, or None for every other op.
+    """
     if domain == DOMAIN:
         return OURS.get(op)
     return third_party_row(domain, op)
 
 
 def is_managed_op(domain: str | None, op: str) -> bool:
-    """Whether a node or function is none of the file's own, but one that is written anew for each opset: all of our
-    domain, and the ops of packages."""
+    """Check whether a node or function is rewritten for each opset instead of belonging to the file.
+
+    Returns:
+        True for everything in this project's domain, and for third-party ops.
+    """
     return domain == DOMAIN or third_party_row(domain, op) is not None
 
 
 def third_party_norm(domain: str | None, op: str) -> ThirdPartyNorm | None:
-    """As `row`, with what the package says beside it."""
+    """Find a third-party norm op.
+
+    Returns:
+        its row together with the package's norm, or None for every other node.
+    """
     if domain and not _is_reserved_domain(domain):
         return _norms_of_domain(domain).get(op)
     return None
 
 
 def norm_of_plugin(domain: str | None, name: str) -> ThirdPartyNorm | None:
-    """The norm op of a package whose kernel is a plugin of that name, in the domain in which its node is written."""
+    """Find the third-party norm op whose kernel is the plugin ``name``, in the domain in which its node is written.
+
+    Returns:
+        the op, or None.
+    """
     if not domain or _is_reserved_domain(domain):
         return None
     matching = (
@@ -146,10 +164,13 @@ def norm_of_plugin(domain: str | None, name: str) -> ThirdPartyNorm | None:
 
 
 def all_third_party_norms() -> tuple[ThirdPartyNorm, ...]:
-    """All that packages bring, in the order of their domains; their packages are imported.
+    """Load the norm ops of all packages, which imports the packages.
+
+    Returns:
+        the ops in the order of their domains.
 
     Raises:
-        ExtensionError: one is broken, or two have ops of one name.
+        ExtensionError: a package is broken, or two packages have ops of the same name.
     """
     guests: dict[str, ThirdPartyNorm] = {}
     for name in dict.fromkeys(e.name for e in extensions.installed_extensions(extensions.NORMS)):
@@ -164,6 +185,7 @@ def all_third_party_norms() -> tuple[ThirdPartyNorm, ...]:
 
 
 def _is_reserved_domain(domain: str) -> bool:
+    """Return True for a domain that no package may use."""
     return any(domain == taken or domain.startswith(f"{taken}.") for taken in _TAKEN)
 
 
@@ -176,6 +198,7 @@ def _norms_of_domain(domain: str) -> Mapping[str, ThirdPartyNorm]:
 
 @lru_cache(maxsize=64)
 def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
+    """Load and check the norms of a package, by op name."""
     brought: Any = extension.load()
     if callable(brought) and not isinstance(brought, GuestNorm):
         brought = extension.run("fails", brought)
@@ -201,6 +224,14 @@ def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
 
 
 def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
+    """Build the row of a package's norm op and check its body.
+
+    Returns:
+        the row.
+
+    Raises:
+        ExtensionError: the norm breaks the contract, or its body can't be read or is incorrect.
+    """
     if wrong := _describe_contract_error(norm):
         raise extension.make_error(f"has an op {norm.op!r:.80}{wrong}")
     if isinstance(norm.body, str):
@@ -234,7 +265,7 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
 
 
 def _describe_contract_error(norm: GuestNorm) -> str | None:
-    """Describe the breach of the contract, None if it is kept."""
+    """Describe how the norm breaks the contract; None if it does not."""
     words = [norm.op, norm.kind, *_as_word_list(norm.inputs), *_as_word_list(norm.attributes)]
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in words):
         return f": its names are {words!r:.160}; each is a word of letters, digits and _"
@@ -262,7 +293,7 @@ def _as_word_list(names: object) -> list[Any]:
 
 
 def _owner_of_name(op: str) -> str | None:
-    """Return the owner of an op name, None if nobody owns it."""
+    """Return the owner of an op name, None if it is free."""
     if any(schema.name == op for schema in _all_schemas()):
         return "ONNX"
     return next((str(r.owner) for r in ROWS if r.op == op), None)
@@ -274,7 +305,7 @@ def _all_schemas() -> tuple[onnx.defs.OpSchema, ...]:
 
 
 def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str | None:
-    """Describe the error in a body, None if it is correct."""
+    """Describe the error in a body; None if it is correct."""
     wanted = (row.op, row.domains[0], row.inputs, row.outputs, {*row.attributes})
     held = (function.name, function.domain, tuple(function.input), tuple(function.output), {*function.attribute})
     for what, mine, its in zip(("name", "domain", "inputs", "outputs", "attributes"), wanted, held, strict=True):

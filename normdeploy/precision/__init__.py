@@ -1,1 +1,1 @@
-"""Half precision as a rewrite of the file: which nodes stay float32, and why."""
+"""Rewrite a file to half precision and choose the nodes that stay float32, each with a reason."""

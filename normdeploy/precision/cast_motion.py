@@ -1,7 +1,7 @@
-"""Moves Casts to half precision behind the Transposes that read them.
+"""Move Casts to half precision behind the Transposes that read them.
 
-The two commute. onnxruntime's MatmulTransposeFusion (1.31.1) swaps Cast → Transpose itself in front of a MatMul, and
-crashes there, or writes a graph that does not run.
+The two commute. onnxruntime's MatmulTransposeFusion (1.31.1) swaps Cast → Transpose itself before a MatMul, and then
+crashes or writes a graph that does not run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .type_conversion import HalfFormat
 
 
 def move_casts_behind_transposes(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """Write Transpose(Cast(x)) as Cast(Transpose(x)) in place; Casts that nothing reads any more go."""
+    """Write Transpose(Cast(x)) as Cast(Transpose(x)), in place, and remove Casts without readers."""
     makers = {name: node for node in graph.node for name in node.output}
     outputs = {v.name for v in graph.output}
     taken = set(makers) | {t.name for t in (*graph.input, *graph.initializer)}

@@ -1,8 +1,8 @@
-"""Half precision on a machine without kernels for it: every operator in float32, each result rounded to its half type.
+"""Emulate half precision on a machine without kernels for it: compute each operator in float32 and round each result.
 
-That is what a GPU does node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has no
-bfloat16 kernels to speak of, and for float16 it casts whole stretches to float32 and rounds at their ends only, so by
-itself it shows less error than there is.
+A GPU does the same node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has hardly any
+bfloat16 kernels. For float16 it casts whole stretches to float32 and rounds only at their ends, so by itself it
+understates the error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def emulate_half(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A float32 model that gives what ``proto`` gives where each node computes in float32 and rounds to the types that
-    ``proto`` states.
+    """Build a float32 model in which each node computes in float32 and rounds to the types that ``proto`` states.
 
-    Inputs and outputs that are half become float32: feed values that are half numbers already. ``proto`` is not
-    changed.
+    Half inputs and outputs become float32: feed values that are already half numbers.
+
+    Returns:
+        the new model; ``proto`` is not changed.
 
     Raises:
         GraphError: a body of control flow holds weights in half precision.
@@ -55,10 +56,10 @@ def emulate_half(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def widen_node(node: onnx.NodeProto) -> None:
-    """``node``, changed in place, says float32 where it said half precision.
+    """Replace half precision by float32 in the attributes of ``node``, in place.
 
     Raises:
-        GraphError: a body of it holds weights in half precision.
+        GraphError: a body of the node holds weights in half precision.
     """
     for a in node.attribute:
         if a.type == onnx.AttributeProto.INT and a.name in ("to", "dtype") and a.i in _HALVES:

@@ -1,14 +1,15 @@
-"""Tensors whose digits show in full where they are read: the angles of sines and cosines, and the scales of a Resize.
+"""Find tensors of which every digit matters: the angles of sines and cosines, and the scales of a Resize.
 
-An angle of magnitude M that is rounded to half is off by up to M·u (u the unit roundoff), and so are its sine and
-cosine, which are themselves rounded by u/2 at most. Beyond one turn that is the larger part by far: at timesteps up to
-1000 float16 leaves no digit of them. PyTorch's users know it: diffusers and every rotary embedding compute angles in
-float32, by a cast that a graph traced in float32 does not show. Whatever an angle is computed of by cheap steps alone,
-an input of the graph included, loses its digits just the same; how large an input may become is not known, and what
-calibration draws for it says nothing.
+An angle of magnitude M that is rounded to half is off by up to M·u, with u the unit roundoff. So are its sine and
+cosine, whose own rounding is at most u/2. Beyond one turn the first error is by far the larger one: at timesteps up to
+1000, float16 leaves no correct digit. diffusers and every rotary embedding therefore compute angles in float32, by a
+cast that a graph traced in float32 does not show.
 
-The scales of a Resize say how large its result is. They are float32 in ONNX, and the nodes that compute them may not
-round either.
+The tensors from which cheap steps compute an angle lose its digits just the same; this includes inputs of the graph.
+The largest value of an input is unknown, and generated calibration values say nothing about it.
+
+The scales of a Resize determine the size of its result. They are float32 in ONNX, and the nodes that compute them may
+not round either.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ _CHEAP = _ELEMENTWISE | _PRODUCTS
 
 @dataclass(frozen=True)
 class ExactArgument:
-    """What the node at ``place`` reads and shows all digits of.
+    """Argument of the node at ``place`` of which every digit matters.
 
-    ``kind`` and ``reason``: of the island; ``magnitude``: the largest seen, None where it does not matter or nothing
-    was seen; ``made``: the places of the nodes that are kept in float32 for it; ``inputs``: those of the graph among
-    what it is made of.
+    Attributes:
+        place: index of the node.
+        kind, reason: kind and reason of the float32 region.
+        magnitude: largest value seen; None if it does not matter or no value was seen.
+        made: indices of the nodes that stay float32 for it.
+        inputs: inputs of the graph from which it is computed.
     """
 
     place: int
@@ -48,7 +52,11 @@ class ExactArgument:
 
 
 def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
-    """All that there are, in the graph's order."""
+    """Find all arguments of which every digit matters.
+
+    Yields:
+        the arguments in the graph's order.
+    """
     ends = {v.name for v in view.graph.input if v.name in view.floating_tensors}
     counted = _tensors_derived_from(view, (), _CHEAP)
     plain = _tensors_derived_from(view, ends, _ELEMENTWISE)
@@ -73,7 +81,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                 name = node.input[k]
             else:
                 name = ""
-            # computed, or an input of the graph
+            # The scales are computed, or an input of the graph.
             if name in view.floating_tensors and name not in view.constants:
                 why = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"
                 maker = view.producer.get(name)
@@ -82,7 +90,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
 
 
 def _tensors_derived_from(view: PrecisionView, inputs: Collection[str], steps: Collection[str]) -> set[str]:
-    """The tensors made of whole numbers and of these inputs by such steps alone."""
+    """Collect the tensors that only such steps compute from whole numbers and these inputs."""
     known = set(inputs)
     for i, node in enumerate(view.graph.node):
         whole = node.op_type == "Range" or (
@@ -94,7 +102,7 @@ def _tensors_derived_from(view: PrecisionView, inputs: Collection[str], steps: C
 
 
 def _upstream_nodes(view: PrecisionView, places: list[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """These nodes and the cheap ones that compute what they read; and the inputs of the graph that these end in."""
+    """Collect these nodes, the cheap ones that compute their inputs, and the graph inputs at the ends."""
     made = dict.fromkeys(places)
     inputs = dict[str, None]()
     stack = list(places)

@@ -1,9 +1,8 @@
-"""Why a node stays float32 in a half-precision model: what it is, a constant that does not fit, or the values that were
-seen.
+"""Decide why a node stays float32 in a half-precision model: its op, a constant that does not fit, or seen values.
 
-Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime adds them up in float32, and
-TensorRT fuses attention only where it is half throughout. Convolutions and matrix products stay half for the same
-reasons: they accumulate in float32.
+Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime sums in float32, and TensorRT
+fuses attention only if it is half throughout. Convolutions and matrix products stay half because they accumulate in
+float32.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ MOVES = frozenset(
     }
 )
 STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
-# a bound that overflows is no bound, which is what it was
+# A bound that overflows to infinity has no effect, as before.
 _BOUNDS = frozenset({"Clip", "Min", "Max"})
-# the bias: what it loses is far below what it is added to
+# index of the bias: its rounding is far below the sum that it is added to
 _ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
-# by the parser of TensorRT-RTX 1.7
+# ops that the parser of TensorRT-RTX 1.7 refuses
 _REFUSED = {
     "fp16": frozenset({"Celu"}),
     "bf16": frozenset({"Celu", "HardSwish", "Mish"}),
@@ -78,6 +77,7 @@ Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    """Find a reason in the node's op."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
         return "control flow", made, "a body of control flow is left in float32 as a whole", None
@@ -98,10 +98,9 @@ def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
 
 
 def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
-    """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's
-    opset."""
+    """Return True if the schema of the file's opset allows the type for all floating tensors of the node."""
     if not is_standard(node):
-        # nobody knows
+        # The types of nonstandard ops are unknown.
         return False
     allowed = allowed_types(node.op_type, view.opset)
     if allowed is None:
@@ -113,13 +112,17 @@ def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
             always = side is node.input and k in float32_inputs(node, view.opset, view.form)
             if name in view.floating_tensors and kinds and wanted not in kinds[min(k, len(kinds) - 1)] and not always:
                 return False
-    # a sequence has no type there
+    # A sequence has no type in ``view.types``.
     return all(name in view.types for name in (*node.input, *node.output) if name)
 
 
 @lru_cache
 def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[frozenset[str]]] | None:
-    """The types that each input and output of an op may have; None where onnx does not know the op."""
+    """Look up the types that each input and output of an op may have.
+
+    Returns:
+        sets such as {"tensor(float)"} for inputs and for outputs; None if onnx does not know the op.
+    """
     if not onnx.defs.has(op, max_inclusive_version=opset, domain=""):
         return None
     schema = onnx.defs.get_schema(op, opset)
@@ -130,8 +133,12 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
 
 
 def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
-    """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
-    Resize's region."""
+    """Find the inputs that may not be half although the first one may: the scales of Resize and Upsample, and in
+    bfloat16 the region of Resize.
+
+    Returns:
+        indices of inputs.
+    """
     if is_standard(node):
         allowed = allowed_types(node.op_type, opset)
     else:
@@ -143,6 +150,7 @@ def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozen
 
 
 def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    """Find a constant of the node that overflows or becomes subnormal in half."""
     always = float32_inputs(node, view.opset, view.form)
     constants = [
         (k, name, initializer_values(view.constants[name]))
@@ -186,6 +194,7 @@ def _is_float32_tensor(view: PrecisionView, name: str) -> bool:
 
 
 def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collection[str]) -> Reason | None:
+    """Find an output of the node whose seen values don't fit into half."""
     for name in node.output:
         if name in view.floating_tensors and (why := describe_overflow(view, name, carried)):
             return "range", name, why, view.ranges[name].magnitude
@@ -203,7 +212,14 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
 
 
 def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str | None:
-    """Give the reason why calibration keeps a tensor in float32, None if it may be half."""
+    """Describe why calibration keeps a tensor in float32.
+
+    Args:
+        carried: tensors of which only the upper end counts, since they carry a mask.
+
+    Returns:
+        the reason, or None if the tensor may be half.
+    """
     seen = view.ranges.get(name)
     if seen is None:
         return None
@@ -221,7 +237,11 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
 
 
 def explicit_float32_nodes(view: PrecisionView) -> set[int]:
-    """In a file that is half already, what it computes in float32 behind a Cast from half."""
+    """Find the nodes that a half-precision file itself computes in float32, behind a Cast from half.
+
+    Returns:
+        indices of nodes.
+    """
     kept: set[int] = set()
     for i, node in enumerate(view.graph.node):
         cast = node.op_type == "Cast" and view.types.get(node.input[0]) == view.form.onnx
@@ -238,11 +258,14 @@ def explicit_float32_nodes(view: PrecisionView) -> set[int]:
 
 
 def float32_reason(view: PrecisionView, i: int, carried: Collection[str], author: Collection[int]) -> Reason | None:
-    """Why the node at place ``i`` stays float32, None where it need not.
+    """Find the reason why node ``i`` stays float32.
 
     Args:
         carried: tensors whose lower end does not count, since they carry a mask.
-        author: places of the nodes that the file itself has in float32.
+        author: indices of the nodes that the file itself has in float32.
+
+    Returns:
+        kind, tensor, text and value; None if the node may be half.
     """
     node = view.graph.node[i]
     why = _reason_by_op(view, node) or _reason_by_constant(view, node) or _reason_by_range(view, node, carried)

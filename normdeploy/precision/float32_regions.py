@@ -1,8 +1,12 @@
-"""Which nodes stay float32 in a half-precision model: those that have a reason (``float32_reasons``), and what
-belongs to them.
+"""Choose the nodes that stay float32 in a half-precision model: those with a reason (``float32_reasons``) and nodes
+around them.
 
-To them belong: the squares that a reduction adds up, what follows a statistic or an epsilon up to the division by it,
-readers of a tensor that does not fit, and cheap nodes between two that are kept.
+Around them stay:
+
+- the squares that a reduction adds up;
+- the nodes after a statistic or an epsilon up to the division by it;
+- readers of a tensor that does not fit;
+- cheap nodes between two float32 nodes.
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attent
 def find_float32_regions(
     view: PrecisionView, carried: Collection[str] = (), wide_inputs: Collection[str] = ()
 ) -> tuple[dict[int, Float32Region], list[Float32Region]]:
-    """The nodes kept in float32, by place, each with the island that it belongs to; and the islands in the graph's
-    order.
+    """Find the nodes that stay float32, and group them into regions.
 
     Args:
         carried: tensors whose lower end does not count, since they carry a mask.
         wide_inputs: inputs of the graph that stay float32.
+
+    Returns:
+        index of a node -> its region, and the regions in the graph's order.
     """
     kept: dict[int, Float32Region] = {}
     author = explicit_float32_nodes(view)
@@ -47,7 +53,7 @@ def find_float32_regions(
 
 
 def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """What is computed for a node that shows all digits of what it reads."""
+    """Keep the nodes that compute an argument of which every digit matters."""
     for argument in find_exact_arguments(view):
         node = view.graph.node[argument.place]
         island = Float32Region(
@@ -58,7 +64,7 @@ def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
 
 
 def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """Logarithms of what half loses, and factors that half does not hold where a softmax shows it."""
+    """Keep logarithms of numbers that half loses, and factors that half rounds visibly before a softmax."""
     form = view.form.dtype.name
     for what, places in find_logarithms(view):
         node = view.graph.node[places[0]]
@@ -68,7 +74,7 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
             why = "1 + x loses what is below a unit of 1"
         island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
-            # a better reason than that the type has no such op
+            # This reason is better than that the type has no such op.
             kept[i] = island
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
@@ -76,12 +82,13 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
         kept.setdefault(i, Float32Region("logits", node.op_type, module_path(node), name, why, magnitude))
 
 
-# ------------------------------------------------------------------ what is kept around them
+# ------------------------------------------------------------------ nodes around them
 
 
 def _grow_regions(
     view: PrecisionView, kept: dict[int, Float32Region], carried: Collection[str], wide_inputs: Collection[str]
 ) -> None:
+    """Add the nodes that belong to those kept so far, as the module describes."""
     roots = dict(kept)
     for i, island in roots.items():
         if island.kind == "statistics":
@@ -110,7 +117,7 @@ def _grow_regions(
 
 
 def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, island: Float32Region) -> None:
-    """What is computed only to be added up."""
+    """Keep nodes whose results are only added up by the reduction ``i``."""
     stack = [view.producer[name] for name in view.floating_inputs(i) if name in view.producer]
     while stack:
         j = stack.pop()
@@ -124,8 +131,8 @@ def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, i
 def _keep_until_division(
     view: PrecisionView, kept: dict[int, Float32Region], seeds: Mapping[int, Float32Region]
 ) -> None:
-    """What follows statistics and epsilons up to where they meet the data, that node included."""
-    # tensors computed from these and constants alone
+    """Keep the nodes from statistics and epsilons to the node at which they meet the data, inclusive."""
+    # tensors computed only from these and constants
     owner: dict[str, Float32Region] = {}
     for i, node in enumerate(view.graph.node):
         made_of = [owner[name] for name in view.floating_inputs(i) if name in owner]
@@ -139,7 +146,7 @@ def _keep_until_division(
 
 
 def _keep_enclosed_nodes(view: PrecisionView, kept: dict[int, Float32Region], wide_inputs: Collection[str]) -> None:
-    """Cheap nodes whose every way in and out is kept: in float32 they cost less than the Casts around them."""
+    """Keep cheap nodes whose inputs and readers all stay float32: they cost less than the Casts around them."""
     nodes = view.graph.node
     cheap = {
         i
@@ -163,6 +170,7 @@ def _keep_enclosed_nodes(view: PrecisionView, kept: dict[int, Float32Region], wi
 
 
 def _regions_in_order(view: PrecisionView, kept: Mapping[int, Float32Region]) -> list[Float32Region]:
+    """List the regions in the graph's order, each with the first outputs of its nodes."""
     members: dict[int, list[int]] = defaultdict(list)
     by_id: dict[int, Float32Region] = {}
     for i in sorted(kept):

@@ -1,12 +1,12 @@
-"""Half precision as a rewrite of the ONNX file, so that it means the same in TensorRT 10 and 11, TensorRT-RTX and
-onnxruntime.
+"""Convert an ONNX file to half precision, with the same meaning in TensorRT 10 and 11, TensorRT-RTX and onnxruntime.
 
-It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32
-between explicit Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why,
-``tensor_ranges`` what values were seen); the rest becomes half by onnxruntime's converter (``type_conversion``).
-Certificates speak
-of the float32 model before this stage: that a half-precision model computes the same function can't be proved, only
-that it is as near as half precision gets, which ``verify`` measures.
+This is the last stage, on a float32 model whose norms are single nodes. Nodes that half precision can't compute stay
+float32 between explicit Casts, which strongly typed TensorRT and onnxruntime both obey. `float32_regions` chooses these
+nodes with a reason, and `tensor_ranges` measures values. onnxruntime's converter turns the rest into half
+(`type_conversion`).
+
+Certificates refer to the float32 model before this stage. A half-precision model is only as near to it as half
+precision allows; ``verify`` measures this, no proof could.
 """
 
 from __future__ import annotations
@@ -59,19 +59,22 @@ def convert_to_half(
     keep_io: bool = False,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
-    """``proto`` in half precision, and the account of it.
+    """Convert ``proto`` to half precision.
 
     Args:
         proto: a float32 model with its weights; not changed.
         to: "fp16" or "bf16".
-        samples: the user's inputs for calibration, each name -> array; None: some are generated.
-        inputs: what generated ones look like; empty: what the file says of its inputs.
+        samples: the user's inputs for calibration, each name -> array; None generates some.
+        inputs: specs of the generated inputs; if empty, the file's declarations are used.
         keep_io: inputs and outputs stay float32.
         progress: called with (stage, done, total).
 
+    Returns:
+        the converted model, and a report.
+
     Raises:
         InputError: ``to`` is unknown, the samples do not fit, or the file is half precision of the other kind.
-        GraphError: the type of a tensor can't be found out.
+        GraphError: the type of a tensor can't be inferred.
     """
     if to not in FORMATS:
         raise InputError(f"there is no precision {to!r}; choose one of {', '.join(FORMATS)}")
@@ -93,7 +96,7 @@ def convert_to_half(
     ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
     notes += remarks
     held = [t for t in proto.graph.initializer if t.name in view.floating_tensors and t.name not in view.constants]
-    # of inputs, which no sample need give
+    # These are the defaults of inputs, which samples may omit.
     defaults = input_ranges([{t.name: initializer_values(t) for t in held}])
     unseen = defaults | mask_ranges(view, carried)
     view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
@@ -134,7 +137,11 @@ def convert_to_half(
 
 
 def recorded_precision(proto: onnx.ModelProto) -> str:
-    """The precision that ``convert_to_half`` gave a file, "" for any other file."""
+    """Read the precision that ``convert_to_half`` recorded in a file.
+
+    Returns:
+        "fp16" or "bf16", or "" for any other file.
+    """
     text = metadata_text(proto, PROPERTY)
     try:
         if text:
@@ -149,7 +156,11 @@ def recorded_precision(proto: onnx.ModelProto) -> str:
 
 
 def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
-    """What the builder is to check on the network of a file that ``convert_to_half`` made; {} of any other file."""
+    """Collect the types that the builder has to check in the network of a file that ``convert_to_half`` wrote.
+
+    Returns:
+        ``precision`` and ``types`` (tensor name -> dtype name); {} for any other file.
+    """
     to = recorded_precision(proto)
     if not to:
         return {}
@@ -160,14 +171,19 @@ def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def recast_inputs(inputs: Sequence[InputSpec], account: PrecisionReport) -> tuple[InputSpec, ...]:
-    """``inputs`` in the types that the file takes now."""
+    """Update the dtypes of ``inputs`` to those of the converted file.
+
+    Returns:
+        a spec for each input.
+    """
     return tuple(replace(spec, dtype=account.inputs.get(spec.name, spec.dtype)) for spec in inputs)
 
 
-# ------------------------------------------------------------------ before
+# ------------------------------------------------------------------ before the conversion
 
 
 def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
+    """Raise InputError if the model has the other half type or nothing in float32."""
     if form.onnx == TensorProto.FLOAT16:
         other = TensorProto.BFLOAT16
     else:
@@ -195,7 +211,11 @@ def _calibrate_ranges(
     inputs: Sequence[InputSpec],
     progress: Progress | None,
 ) -> tuple[int, str, list[str]]:
-    """Fill in ``view.ranges``; returns how many samples were run, whose they were, and notes."""
+    """Fill ``view.ranges``.
+
+    Returns:
+        number of samples that ran, their origin ("given", "generated" or ""), and notes.
+    """
     wanted = [name for i in range(len(proto.graph.node)) for name in view.floating_outputs(i)]
     if samples is not None:
         fit = fit_samples_to_model(samples, proto)
@@ -224,8 +244,10 @@ def _calibrate_ranges(
 def _float32_inputs_and_outputs(
     proto: onnx.ModelProto, view: PrecisionView, carried: set[str], keep_io: bool, notes: list[str]
 ) -> tuple[set[str], set[str]]:
-    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits
-    are needed."""
+    """Choose the inputs and outputs that stay float32.
+
+    All do with ``keep_io``; otherwise those whose values do not fit or whose digits are needed.
+    """
     graph = proto.graph
     none = TensorRange(0.0, 0.0)
     inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -254,11 +276,11 @@ def _float32_inputs_and_outputs(
     return inputs | set(digits), outputs
 
 
-# ------------------------------------------------------------------ after
+# ------------------------------------------------------------------ after the conversion
 
 
 def _drop_unread_weights(graph: onnx.GraphProto) -> None:
-    """Weights that every reader has in another type."""
+    """Remove weights that no node reads in their original type any more."""
     read = {i for n in graph.node for i in (*n.input, *captured_names(n))} | {
         v.name for v in (*graph.output, *graph.input)
     }
@@ -269,6 +291,7 @@ def _drop_unread_weights(graph: onnx.GraphProto) -> None:
 
 
 def _io_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the dtype names of inputs and of outputs, by name."""
     initializers = {t.name for t in proto.graph.initializer}
 
     def types_by_name(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:
@@ -281,16 +304,16 @@ def _io_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
 def _record_conversion(
     proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """Say in the file what was asked, for ``build`` and ``verify``."""
+    """Record the request in the file, for ``build`` and ``verify``."""
     value = {"to": to, "keep_io": keep_io, "headroom": HEADROOM, "inputs": ends[0], "outputs": ends[1]}
     set_metadata(proto, PROPERTY, value)
 
 
 def _validate_types(proto: onnx.ModelProto) -> None:
-    """Types agree on every edge: onnx's inference looks at each node.
+    """Check by onnx's inference that types agree on every edge.
 
     Raises:
-        GraphError: they do not, which is a fault of this module, and no file is written.
+        GraphError: they do not; this is a bug of this module, and no file is written.
     """
     try:
         onnx.shape_inference.infer_shapes(_copy_skeleton(proto), check_type=True, strict_mode=True)
@@ -301,7 +324,7 @@ def _validate_types(proto: onnx.ModelProto) -> None:
 
 
 def _copy_skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with large weights as inputs."""
+    """Copy ``proto`` with large weights replaced by inputs."""
     light = copy_model(proto)
     weights = [t for t in light.graph.initializer if int(np.prod(t.dims)) > 512]
     small = [t for t in light.graph.initializer if int(np.prod(t.dims)) <= 512]

@@ -1,13 +1,14 @@
-"""Logarithms, and the numbers that a softmax raises e to, as PyTorch's own kernels compute them in half.
+"""Compute logarithms, and the exponents of a softmax, as PyTorch's own half kernels do.
 
-They work in float32 inside and round once. Written as nodes in half, each result is rounded:
+These kernels compute in float32 inside and round once. If the same functions are written as half nodes, each result is
+rounded:
 
-    log σ(x)         σ(x) of x = −18 is 0 in float16, of x = −104 even in float32. log σ(x) = −log(1 + e^−x) =
-    −softplus(−x), in float32. log softmax(x)   the same; LogSoftmax is one node that never takes the logarithm of a
-    number below 1. log1p(x)         1 + x loses what is below a unit of 1; in float32 it loses less.
-    softmax(c · x)   PyTorch multiplies by a number of Python in float32 and rounds the product. A node in half has c(1
-                     + δ) in the place of c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits
-                     of 100 by some ten roundings.
+- log σ(x): σ(x) is 0 in float16 for x = −18, and even in float32 for x = −104. log σ(x) = −log(1 + e^−x) =
+  −softplus(−x) avoids this, in float32.
+- log softmax(x): the same. LogSoftmax is one node that never takes the logarithm of a number below 1.
+- log1p(x): 1 + x loses the digits below a unit of 1; in float32 it loses less.
+- softmax(c · x): PyTorch multiplies by a Python number in float32 and rounds the product. A half node has c(1 + δ) in
+  place of c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits of 100 by about ten roundings.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _OF_LOGITS = MOVES | {"Add", "Sub", "Mul", "Div", "Neg", "Tanh", "Min", "Max", "
 
 
 def fuse_logarithms(graph: onnx.GraphProto) -> None:
-    """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place. The Sigmoid or Softmax stays where
-    others read it."""
+    """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place.
+
+    A Sigmoid or Softmax with other readers stays.
+    """
     made = {o: n for n in graph.node for o in n.output if o}
     taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
     nodes: list[onnx.NodeProto] = []
@@ -60,7 +63,11 @@ def fuse_logarithms(graph: onnx.GraphProto) -> None:
 
 
 def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
-    """(what it is, the places of its nodes): Neg, Softplus and Neg in a row, and a Log of 1 + x."""
+    """Find a Neg, Softplus and Neg in a row, and a Log of 1 + x.
+
+    Yields:
+        "log-sigmoid" or "log1p", and the indices of the nodes.
+    """
     nodes = view.graph.node
     for i, node in enumerate(nodes):
         if _is_standard_op(node, "Softplus", "Log"):
@@ -85,9 +92,12 @@ def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
 
 
 def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
-    """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in
-    the result; with its name and the largest logit seen."""
-    # of what is multiplied or divided from here on; sums may hold a mask
+    """Find each Mul and Div by one number before a softmax, if rounding that number to half is visible in the result.
+
+    Returns:
+        index of the node -> name of the number, and the largest logit seen.
+    """
+    # index of a node -> largest product or quotient from here on; sums don't count, since they may contain a mask
     largest: dict[int, float] = {}
     inexact: dict[int, tuple[str, float]] = {}
     for i in reversed(range(len(view.graph.node))):
@@ -107,13 +117,13 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
                 factor
                 and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
             ):
-                # by which the result is rounded
+                # The error exceeds the unit roundoff, by which the result is rounded anyway.
                 inexact[i] = name, largest[i]
     return inexact
 
 
 def _constant_number(view: PrecisionView, name: str) -> float | None:
-    """The value of a floating constant of one element."""
+    """Return the value of a floating constant of one element, otherwise None."""
     if name in view.floating_tensors:
         constant = view.constants.get(name)
     else:

@@ -1,10 +1,11 @@
-"""Numbers that stand for "as low as can be", which half precision has no room for.
+"""Handle numbers that mean "as low as possible" and exceed the range of half precision.
 
-Two things keep them from becoming −Inf, which would make NaN of a row that is hidden whole:
+If they became −Inf, a fully hidden row would become NaN. Two functions prevent this:
 
-- a mask becomes a number that half holds (`masks`), where nothing but its lowness is read: by a softmax and other
-  functions that level off, and by comparisons with other numbers of the mask;
-- what may still hold a number beyond the type's range stays float32 (`reaches`), whether calibration saw it or not.
+- `find_mask_constants` replaces a mask by a number that half represents, if all its readers only need a low number.
+  Such readers are a softmax, other functions that level off, and comparisons with other numbers of the mask.
+- `mask_ranges` gives the other tensors that may hold a number beyond the type's range, seen in calibration or not; they
+  stay float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHOICES = frozenset(
     }
 )
 _MASKING = _CHOICES | {"Cast", "Add", "Sub", "Mul"}
-# What they make is about as large as the largest operand, with its sign or with either sign.
+# The results are about as large as the largest operand, with its sign or with either sign.
 _SUMS = frozenset(
     {
         *("Add", "Cast", "Sum", "Mean", "ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool"),
@@ -39,23 +40,25 @@ _SUMS = frozenset(
     }
 )
 _SIGNED = frozenset({"Sub", "Mul", "Div", "Neg", "Abs", "ReduceL1"})
-# They are constant, within rounding, below the floor of either type.
+# These ops are constant, within rounding, below the floor of either type.
 _LEVELS_OFF = frozenset({"Softmax", "Sigmoid", "Tanh", "Exp", "Erf", "Softplus", "IsNaN", "IsInf", "HardSigmoid"})
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # A factor above this may be a temperature.
 _SURELY = -1e6
-# Sums of more masks leave no room for scores.
+# Sums of more masks leave too little range for scores.
 _MOST_SUMMANDS = 64
-# More numbers than these say more than "as low as can be", and would lie close together.
+# More numbers than these mean more than "as low as possible", and would lie close together.
 _MOST_NUMBERS = 16
 
 
 @dataclass
 class MaskConstants:
-    """The constants that become lower numbers of half: name -> (its array in half's range, its lowest number before).
+    """Constants that become lower numbers of half.
 
-    ``carried``: the tensors that a mask reaches, whose lower end is not to be looked at.
+    Attributes:
+        arrays: name -> (new array in half's range, lowest number before).
+        carried: tensors that a mask reaches, whose lower end is ignored.
     """
 
     arrays: dict[str, tuple[np.ndarray, float]] = field(default_factory=dict)
@@ -64,9 +67,11 @@ class MaskConstants:
 
 @dataclass
 class _MaskPath:
-    """Where a constant ends.
+    """Path of a constant to its readers.
 
-    ``tensors``: what carries it; ``thresholds``: the constants whose numbers it is compared with.
+    Attributes:
+        tensors: tensors that carry it.
+        thresholds: constants whose numbers it is compared with.
     """
 
     tensors: set[str]
@@ -74,7 +79,7 @@ class _MaskPath:
 
 
 def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """Write ConstantOfShape of a number that ``form`` does not hold as Expand of a constant, in place."""
+    """Write ConstantOfShape of a number outside the range of ``form`` as Expand of a constant, in place."""
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
@@ -94,11 +99,14 @@ def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
 
 
 def find_mask_constants(view: PrecisionView) -> MaskConstants:
-    """Find the constants that only say "as low as can be", and the numbers that say it in half.
+    """Find the constants that only mean "as low as possible", and numbers of half to replace them.
 
-    A floor of −1.5·2ᵏ, k as large as the type and the number of masks that are added up allow, leaves room for scores
-    below and absorbs those that are small beside it, as float32's lowest number does. Its exponential is 0, and a row
-    that is masked out altogether is no NaN. Numbers that are compared keep their order.
+    A floor is −1.5·2ᵏ, with k as large as the type and the number of added masks allow. It leaves room for scores
+    below, and absorbs scores that are small beside it, as float32's lowest number does. Its exponential is 0, and a
+    fully masked row is not NaN. Numbers that are compared keep their order.
+
+    Returns:
+        the new arrays, and the tensors that the masks reach.
     """
     found = MaskConstants()
     ways: dict[str, _MaskPath] = {}
@@ -114,7 +122,7 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
         floor = _lowest_mask_number(view, _max_summands(view, tensors, set(group)))
         if floor is None or len(numbers) > _MOST_NUMBERS:
             continue
-        # The lowest number is the floor; higher ones that half does not hold are put above it in their order.
+        # The lowest number becomes the floor; higher ones outside half's range follow above it in their order.
         moved = {number: floor * (1.0 - k / (2.0 * len(numbers))) for k, number in enumerate(numbers)}
         if len(names) > 1 and not _others_are_above(view, names, max(moved.values())):
             continue
@@ -131,7 +139,7 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
 
 
 def _follow_constant(view: PrecisionView, name: str, tensor: onnx.TensorProto) -> _MaskPath | None:
-    """Follow a constant that half does not hold; None where it is no mask."""
+    """Follow a constant outside half's range to its readers; None if it is not a mask."""
     if tensor.data_type != TensorProto.FLOAT:
         return None
     array = initializer_values(tensor)
@@ -165,7 +173,7 @@ def _follow_constant(view: PrecisionView, name: str, tensor: onnx.TensorProto) -
 
 
 def _may_change_sign(view: PrecisionView, tensors: Collection[str]) -> bool:
-    """Whether a mask is subtracted from what is none, or multiplied by a negative number or another mask."""
+    """Return True if a mask is subtracted from other values, or multiplied by a negative number or another mask."""
     for i in dict.fromkeys(i for tensor in tensors for i in view.readers.get(tensor, ())):
         node = view.graph.node[i]
         if node.op_type == "Sub" and node.input[0] not in tensors:
@@ -180,7 +188,7 @@ def _may_change_sign(view: PrecisionView, tensors: Collection[str]) -> bool:
 
 
 def _drop_undecided_paths(view: PrecisionView, ways: dict[str, _MaskPath]) -> None:
-    """Remove constants that are compared with what is not known to be a mask; fill in the thresholds of the others."""
+    """Remove constants that are compared with possible non-masks, and fill in the thresholds of the others."""
     chosen = _constants_by_choice(view)
     removed = True
     while removed:
@@ -195,7 +203,7 @@ def _drop_undecided_paths(view: PrecisionView, ways: dict[str, _MaskPath]) -> No
 
 
 def _compared_constants(view: PrecisionView, way: _MaskPath, chosen: Mapping[str, frozenset[str]]) -> set[str] | None:
-    """The constants whose numbers the comparisons on a way look at; None where they look at other numbers too."""
+    """Collect the constants that the comparisons on a path read; None if they also read other values."""
     found: set[str] = set()
     for i in dict.fromkeys(i for tensor in way.tensors for i in view.readers.get(tensor, ())):
         node = view.graph.node[i]
@@ -209,7 +217,7 @@ def _compared_constants(view: PrecisionView, way: _MaskPath, chosen: Mapping[str
 
 
 def _constants_by_choice(view: PrecisionView) -> dict[str, frozenset[str]]:
-    """Tensor -> the constants that its elements are chosen from, of tensors that hold nothing else."""
+    """Map each tensor that holds only elements of constants to these constants."""
     chosen = {name: frozenset({name}) for name in view.constants}
     for node in view.graph.node:
         if node.op_type not in _CHOICES:
@@ -222,7 +230,7 @@ def _constants_by_choice(view: PrecisionView) -> dict[str, frozenset[str]]:
 
 
 def _choice_operands(node: onnx.NodeProto) -> list[str]:
-    """The operands that the elements of a choice come from."""
+    """List the operands from which a choice takes its elements."""
     if node.op_type == "Where":
         return list(node.input[1:])
     if node.op_type in ("Min", "Max", "Concat"):
@@ -238,7 +246,7 @@ def _is_beyond_range(view: PrecisionView, name: str) -> bool:
 
 
 def _numbers_beyond_range(view: PrecisionView, names: Iterable[str]) -> list[float]:
-    """The numbers that half does not hold in any of ``names``, the lowest first."""
+    """List the numbers below half's range in any of ``names``, lowest first."""
     every: set[float] = set()
     for name in names:
         array = initializer_values(view.constants[name])
@@ -247,7 +255,7 @@ def _numbers_beyond_range(view: PrecisionView, names: Iterable[str]) -> list[flo
 
 
 def _others_are_above(view: PrecisionView, names: Iterable[str], highest: float) -> bool:
-    """Whether the numbers of ``names`` that stay as they are lie above ``highest``, the highest of those that move."""
+    """Return True if the unchanged numbers of ``names`` lie above ``highest``, the highest of the replaced ones."""
     for name in names:
         array = initializer_values(view.constants[name])
         kept = array[np.isfinite(array) & (array >= -view.form.largest)]
@@ -257,7 +265,7 @@ def _others_are_above(view: PrecisionView, names: Iterable[str], highest: float)
 
 
 def _group_meeting_constants(ways: Mapping[str, _MaskPath]) -> list[list[str]]:
-    """Group constants that meet in a tensor or in a comparison: their numbers have to keep their order."""
+    """Group constants that meet in a tensor or in a comparison, since their numbers have to keep their order."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, way in ways.items():
         reached = way.tensors | way.thresholds
@@ -274,7 +282,7 @@ def _group_meeting_constants(ways: Mapping[str, _MaskPath]) -> list[list[str]]:
 
 
 def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Collection[str]) -> int:
-    """How many masks are added up at most on a way to a softmax."""
+    """Count the masks that are added at most on a path to a softmax."""
     count = dict.fromkeys(constants, 1)
     for node in view.graph.node:
         read = [count[n] for n in node.input if n in count]
@@ -289,20 +297,23 @@ def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Coll
 
 
 def _lowest_mask_number(view: PrecisionView, summands: int) -> float | None:
-    """The lowest number −1.5·2ᵏ of which ``summands`` can be added, scores besides."""
+    """Return the lowest number −1.5·2ᵏ of which ``summands`` can be added together with scores; None if too many."""
     if summands > _MOST_SUMMANDS:
         return None
     exponent = int(np.floor(np.log2(view.form.largest / (1.5 * summands))))
     return -1.5 * 2.0**exponent
 
 
-# ------------------------------------------------------------------ what may hold other numbers
+# ------------------------------------------------------------------ ranges of other tensors
 
 
 def mask_ranges(view: PrecisionView, carried: Collection[str]) -> dict[str, TensorRange]:
-    """The ranges that constants beyond the type's own give to what is chosen or summed up from them.
+    """Compute the ranges that constants outside the type's range give to tensors chosen or summed from them.
 
-    Calibration need not have met an input that chooses them.
+    Calibration may not have seen an input that chooses them.
+
+    Returns:
+        tensor -> range, without constants and ``carried``.
     """
     found: dict[str, TensorRange] = {}
     for name in view.constants:
@@ -318,7 +329,7 @@ def mask_ranges(view: PrecisionView, carried: Collection[str]) -> dict[str, Tens
 
 
 def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[str, TensorRange]) -> TensorRange | None:
-    """What one node may give where it reads ``found``; None where it hands none of it on."""
+    """Return the possible range of a node's result from ``found``; None if it passes none of it on."""
     op = node.op_type
     if op not in _CHOICES and op not in _SUMS and op not in _SIGNED and op != "Clip":
         return None
@@ -333,7 +344,7 @@ def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[s
     if op in _SIGNED:
         magnitude = max(-low, high)
         return TensorRange(-magnitude, magnitude)
-    # The largest of several numbers is not lower than the one that is not low.
+    # A Max is at least its operand outside ``found``, which is not low.
     if op == "Max" and len(own) < len(read):
         low = 0.0
     if op == "Min" and len(own) < len(read):
@@ -345,7 +356,7 @@ def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[s
 
 
 def _clip_bound(view: PrecisionView, node: onnx.NodeProto, place: int, otherwise: float) -> float:
-    """A constant bound of a Clip that half holds."""
+    """Return a constant bound of a Clip if half represents it, otherwise ``otherwise``."""
     if len(node.input) > place:
         name = node.input[place]
     else:

@@ -1,5 +1,6 @@
-"""A graph as the rules of half precision see it: its floating tensors, who makes and who reads them, and what values
-were seen."""
+"""Give the rules of half precision their view of a graph: floating tensors, their producers and readers, and seen
+values.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from .type_conversion import HalfFormat
 
 @dataclass
 class PrecisionView:
-    """A graph as the rules see it. ``floating_tensors`` are the tensors that are float32 or half."""
+    """Graph with cached lookups; nodes are given by their index.
+
+    Attributes:
+        types: tensor name -> elem_type.
+        opset: opset of the default domain.
+        ranges: tensor name -> range of its values.
+    """
 
     graph: onnx.GraphProto
     types: Mapping[str, int]
@@ -29,19 +36,23 @@ class PrecisionView:
 
     @cached_property
     def floating_tensors(self) -> set[str]:
+        """Return the names of the tensors that are float32 or half."""
         return {name for name, kind in self.types.items() if kind in (TensorProto.FLOAT, self.form.onnx)}
 
     @cached_property
     def constants(self) -> dict[str, onnx.TensorProto]:
+        """Return the initializers that are not inputs, by name."""
         listed = {v.name for v in self.graph.input}
         return {t.name: t for t in self.graph.initializer if t.name not in listed}
 
     @cached_property
     def producer(self) -> dict[str, int]:
+        """Return the index of the node that computes each tensor, by tensor name."""
         return {name: i for i, node in enumerate(self.graph.node) for name in node.output if name}
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
+        """Return the indices of the nodes that read each tensor, also from their bodies, by tensor name."""
         by_tensor = defaultdict(list)
         for i, node in enumerate(self.graph.node):
             for name in dict.fromkeys((*node.input, *captured_names(node))):
@@ -50,21 +61,37 @@ class PrecisionView:
 
     @cached_property
     def outputs(self) -> set[str]:
+        """Return the names of the graph's outputs."""
         return {v.name for v in self.graph.output}
 
     def floating_inputs(self, i: int) -> list[str]:
-        """The floating tensors that a node reads, constants left out."""
+        """List the floating tensors that node ``i`` reads, without constants.
+
+        Returns:
+            tensor names.
+        """
         return [
             name for name in self.graph.node[i].input if name in self.floating_tensors and name not in self.constants
         ]
 
     def floating_outputs(self, i: int) -> list[str]:
+        """List the floating tensors that node ``i`` computes.
+
+        Returns:
+            tensor names.
+        """
         return [name for name in self.graph.node[i].output if name in self.floating_tensors]
 
     def reading_nodes(self, i: int) -> Iterator[int]:
+        """Find the readers of the floating outputs of node ``i``.
+
+        Yields:
+            indices of nodes.
+        """
         for name in self.floating_outputs(i):
             yield from self.readers.get(name, ())
 
     def has_floats(self, i: int) -> bool:
+        """Return True if node ``i`` reads or computes a floating tensor."""
         node = self.graph.node[i]
         return any(name in self.floating_tensors for name in (*node.input, *node.output))

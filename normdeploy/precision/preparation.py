@@ -1,4 +1,4 @@
-"""Prepares a file for half precision: constants as initializers, no functions of others, an opset that has the type."""
+"""Prepare a file for half precision: store constants as initializers, inline functions, raise the opset if needed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from ..storage.proto_traversal import copy_model
 from .float32_reasons import allowed_types
 from .type_conversion import HalfFormat, constants_to_initializers
 
-# the opset from which Conv, the pools and others have bfloat16
+# first opset with bfloat16 for Conv, the pools and others
 _NEWER = 22
-# the first whose ops all tell their bfloat16
+# first opset whose schemas all state bfloat16
 _OLDEST = 16
 
 
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has
-    the type.
+    """Copy the file for the conversion to half precision.
+
+    In the copy, the only functions are own and third-party ops, and constants are initializers. For bfloat16 the opset
+    is raised if more ops then support it.
+
+    Returns:
+        the copy, and notes about the opset.
 
     Raises:
-        GraphError: a function of the file bears the name of a standard op.
+        GraphError: a function of the file has the name of a standard op.
     """
     shadow = next((f.name for f in proto.functions if f.domain in STANDARD and is_clashing(f)), None)
     if shadow is not None:
@@ -43,7 +48,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto = onnx.inliner.inline_selected_functions(proto, foreign)
     else:
         proto = copy_model(proto)
-    # which lists the weights as inputs, none of which may be replaced
+    # Old IR versions list every weight as an input, without meaning it as a default that a caller may replace.
     if proto.ir_version < IR_OF_CONSTANTS:
         weights = {t.name for t in proto.graph.initializer}
         for v in [v for v in proto.graph.input if v.name in weights]:
@@ -51,7 +56,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto.ir_version = IR_OF_CONSTANTS
     constants_to_initializers(proto.graph)
     for node in proto.graph.node:
-        # `rewriting.residual_sums` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+        # `rewriting.residual_sums` wrote the Sum for float32; onnxruntime 1.31.1 crashes on several Sums of halves.
         if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
             node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):
@@ -69,7 +74,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
 
 
 def _ops_gaining_type(proto: onnx.ModelProto, form: HalfFormat) -> list[str]:
-    """The ops of the main graph that have the type at the newer opset alone."""
+    """List the ops of the main graph that support the type only at the newer opset."""
     wanted, opset = f"tensor({form.dtype.name})", file_opset(proto)
 
     def supports_type(op: str, version: int) -> bool:
@@ -86,15 +91,18 @@ def _ops_gaining_type(proto: onnx.ModelProto, form: HalfFormat) -> list[str]:
 
 
 def file_opset(proto: onnx.ModelProto) -> int:
-    """Of the default domain."""
+    """Return the opset of the default domain."""
     return default_domain_opset(proto)
 
 
 def tensor_elem_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The element type of each tensor of the main graph; sequences have none.
+    """Infer the element type of each tensor of the main graph.
+
+    Returns:
+        tensor name -> ONNX elem_type; sequences are missing.
 
     Raises:
-        GraphError: inference can't tell one.
+        GraphError: the type of an output of a nonstandard op is unknown.
     """
     types = {name: kind for name, (kind, _) in infer_types(proto).items() if kind is not None}
     for node in proto.graph.node:

@@ -1,8 +1,7 @@
-"""The values that the tensors of a model take: it is run in float32 by onnxruntime, its inner tensors as outputs, some
-at a time.
+"""Measure the values of a model's tensors: onnxruntime runs it in float32 with inner tensors as outputs, in chunks.
 
-(Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of
-their number: 31 s for 12,000 nodes.)
+Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of
+their number: 31 s for 12,000 nodes.
 """
 
 from __future__ import annotations
@@ -33,43 +32,53 @@ from ..types import Progress
 
 Samples = Sequence[Mapping[str, np.ndarray]]
 
-# bytes of inner tensors that one run holds
+# bytes of inner tensors in one run
 _AT_ONCE = 1 << 28
-# taken for the size of a tensor whose shape is not known
+# bytes assumed for a tensor of unknown shape
 _UNKNOWN = 1 << 22
-# bytes of weights
+# bytes of tensors up to which a model is passed to onnxruntime in memory
 _IN_MEMORY = 1 << 30
 _AFFORDABLE = 8
-# elements of a sample that nobody asked for: 256 MB
+# limit of elements of generated inputs: 256 MB
 _GENERATED = 1 << 26
-# of a tensor that is computed of it: 1 GB; the attention of an SDXL at 1024² has 1.7e8
+# limit of elements of a tensor computed from generated inputs: 1 GB; the attention of an SDXL at 1024² has 1.7e8
 _LARGEST = 1 << 28
-# the size that an unnamed dynamic dim takes in generated inputs
+# size of an unnamed dynamic dim in generated inputs
 _FEW = 2
 
 
 @dataclass(frozen=True)
 class TensorRange:
-    """The least and the largest finite value of a tensor over all samples."""
+    """Smallest and largest finite value of a tensor over all samples."""
 
     low: float
     high: float
 
     @property
     def magnitude(self) -> float:
+        """Return the largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
     def union(self, other: TensorRange) -> TensorRange:
+        """Merge two ranges.
+
+        Returns:
+            the smallest range that contains both.
+        """
         return TensorRange(min(self.low, other.low), max(self.high, other.high))
 
 
 def measure_ranges(
     proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None
 ) -> dict[str, TensorRange]:
-    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own
-    type.
+    """Measure the range of each tensor on ``samples``.
 
-    Tensors that hold no finite number in any sample are left out.
+    Args:
+        tensors: floating tensors of the main graph.
+        samples: each input name -> array of the model's own type.
+
+    Returns:
+        tensor -> range, without tensors that have no finite number in any sample.
 
     Raises:
         InputError: the model does not run on a sample.
@@ -96,10 +105,10 @@ def measure_ranges(
 
 @contextmanager
 def name_failing_sample(number: int) -> Iterator[None]:
-    """Name the calibration sample on which the model does not run.
+    """Report the calibration sample on which the model does not run.
 
     Raises:
-        InputError: whatever was raised within.
+        InputError: an exception was raised in the block.
     """
     try:
         yield
@@ -110,7 +119,11 @@ def name_failing_sample(number: int) -> Iterator[None]:
 
 
 def input_ranges(samples: Samples) -> dict[str, TensorRange]:
-    """The ranges of the floating inputs."""
+    """Measure the ranges of the floating inputs.
+
+    Returns:
+        input -> range, without inputs that have no finite number.
+    """
     measured: dict[str, TensorRange] = {}
     for name, values in (pair for sample in samples for pair in sample.items()):
         if values.dtype.kind in "iub":
@@ -136,7 +149,7 @@ def _finite_range(values: np.ndarray) -> TensorRange | None:
 
 
 def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> None:
-    """What is run on generated samples is small enough to be run without having been asked for.
+    """Check that a run on generated samples, which the user did not ask for, is small enough.
 
     Raises:
         InputError: a tensor is too large.
@@ -151,7 +164,7 @@ def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: S
 
 
 def _tensor_bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> dict[str, int]:
-    """About how much each of ``tensors`` takes in the largest sample."""
+    """Estimate the bytes of each tensor in the largest sample."""
     sizes: dict[str, int] = {}
     for v in proto.graph.input:
         for sample in samples:
@@ -168,7 +181,11 @@ def _tensor_bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sampl
 
 
 def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
-    """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
+    """Split ``tensors`` into chunks whose values together take about ``_AT_ONCE`` bytes in the largest sample.
+
+    Returns:
+        lists of tensor names.
+    """
     parts: list[list[str]] = [[]]
     taken = 0
     for tensor, size in _tensor_bytes(proto, tensors, samples).items():
@@ -181,7 +198,14 @@ def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sampl
 
 
 def open_session_with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
-    """The model with inner tensors as outputs, its own optimizer off, which would fuse them away."""
+    """Open the model with inner tensors as outputs, without onnxruntime's optimizer, which would fuse them away.
+
+    Returns:
+        the session.
+
+    Raises:
+        NormdeployError: onnxruntime can't load the model.
+    """
     probed = copy_model(proto)
     ends = {v.name for v in probed.graph.output}
     probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in ends)
@@ -196,7 +220,11 @@ def open_session_with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) ->
 
 @contextmanager
 def serialize_for_session(proto: onnx.ModelProto) -> Iterator[str | bytes]:
-    """What onnxruntime takes: the bytes, or where they are too many a file that is gone afterwards."""
+    """Serialize a model for onnxruntime.
+
+    Yields:
+        the bytes, or for a large model the path of a temporary file that is deleted afterwards.
+    """
     if sum(t.ByteSize() for t in tensors_of(proto)) < _IN_MEMORY:
         yield proto.SerializeToString()
         return
@@ -205,23 +233,30 @@ def serialize_for_session(proto: onnx.ModelProto) -> Iterator[str | bytes]:
         yield str(Path(folder) / "model.onnx")
 
 
-# ------------------------------------------------------------------ where samples come from
+# ------------------------------------------------------------------ sources of samples
 
 
 def load_samples(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]]:
-    """The arrays of each .npz file; nothing in it is executed.
+    """Load the arrays of each .npz file; nothing in it is executed.
+
+    Returns:
+        for each file, input name -> array.
 
     Raises:
-        InputError: one is no such file, or holds something else than arrays.
+        InputError: a file is not an .npz file, or contains objects that are not arrays.
     """
     return [read_npz(file) for file in files]
 
 
 def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
-    """``samples`` in the types of the model's inputs, half precision and float64 among them.
+    """Cast ``samples`` to the types of the model's inputs, including half precision and float64.
+
+    Returns:
+        for each sample, input name -> array.
 
     Raises:
-        InputError: a name is missing or unknown, or integers are given for floats or the other way round.
+        InputError: a name is missing or unknown, integers are given for floats or vice versa, or an input is not a
+            tensor.
     """
     initializers = {t.name for t in proto.graph.initializer}
     if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
@@ -252,11 +287,15 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
 
 
 def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
-    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times
-    the usual.
+    """Generate random inputs: two at the usual sizes, one at the smallest, one at the largest.
+
+    The largest is omitted if it has more than 8 times the elements of the usual one, or more than `_GENERATED`.
+
+    Returns:
+        for each sample, input name -> array.
 
     Raises:
-        InputError: the inputs are too large to be made without having been asked for.
+        InputError: the inputs are too large to generate them unasked.
     """
     if (usual := _element_count(specs, {})) > _GENERATED:
         raise InputError(f"the inputs have {usual} elements; at most {_GENERATED} are generated")
@@ -276,8 +315,13 @@ def _element_count(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
 
 
 def calibration_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
-    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0
-    and 1 are taken."""
+    """Build input specs from a file's declarations.
+
+    Dynamic dims get size 2, since the file states none. Integers get values 0 and 1, since the file states no range.
+
+    Returns:
+        a spec for each input that has a dtype.
+    """
     return [
         InputSpec(
             stated.name,

@@ -1,16 +1,16 @@
-"""The plain part of half precision: which element types stand where, once it is settled which nodes stay float32.
+"""Change element types to half precision, once the nodes that stay float32 are known.
 
-onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``), but is kept from what it does wrong
-(1.31):
+onnxruntime's float16 converter makes the change (``onnxruntime.transformers.float16``). This module works around its
+faults (1.31):
 
-- values: it moves every number below 6e-8 to 6e-8 and cuts off at 65504. It gets a file without weights, decides on
-  types alone, and the values are rounded here, from the original float32, to nearest even. So bfloat16 is the same
-  decision with the other type in its place.
-- nodes kept in float32: two that read one tensor get two Casts of one name, and one inside a body gets its Cast
-  outside. What is to stay float32 bears a private type instead while the converter runs; it touches float32 alone, and
-  its own lists of such nodes stay empty.
-- order, functions, shape inference: the Casts are written here, in order; functions are not its business; it gets no
-  file to infer.
+- Values: it raises every number below 6e-8 to 6e-8 and cuts off at 65504. So it gets a file without weights and decides
+  on types alone. The values are rounded here, from the original float32, to nearest even. bfloat16 is then the same
+  decision with another type.
+- Nodes kept in float32: two that read one tensor get two Casts of one name, and a node inside a body gets its Cast
+  outside. So tensors that stay float32 have a private type while the converter runs. It touches only float32, and its
+  own lists of such nodes stay empty.
+- Order, functions, shape inference: the Casts are written here, in order. The converter gets no functions to convert
+  and no file to infer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..dtypes import unit_roundoff
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_graphs, unique_name
 
-# no element type of ONNX
+# not an elem_type of ONNX
 _HIDDEN = 4242
-# attributes that hold an element type
+# attributes that store an elem_type
 _TYPED = ("to", "dtype")
-# they make float32 where none is named
+# These ops return float32 if no attribute names a type.
 _WITHOUT = frozenset({"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"})
 
 Change = Callable[[int], int]
@@ -40,28 +40,38 @@ Change = Callable[[int], int]
 
 @dataclass(frozen=True)
 class HalfFormat:
-    """A 16-bit floating type."""
+    """16-bit floating type.
 
-    # "fp16"
+    Attributes:
+        name: "fp16" or "bf16".
+        onnx: its elem_type.
+    """
+
     name: str
     onnx: int
     dtype: np.dtype
 
     @property
     def largest(self) -> float:
+        """Return the largest finite number."""
         return float(ml_dtypes.finfo(self.dtype).max)
 
     @property
     def smallest(self) -> float:
-        """The smallest normal number: below it precision is lost step by step, and GPUs may flush to zero."""
+        """Return the smallest normal number; below it precision is lost gradually, and GPUs may flush to zero."""
         return float(ml_dtypes.finfo(self.dtype).smallest_normal)
 
     @property
     def unit_roundoff(self) -> float:
-        """The unit roundoff."""
+        """Return the unit roundoff."""
         return unit_roundoff(self.dtype)
 
     def round_to_format(self, values: np.ndarray | float) -> np.ndarray:
+        """Round to this type; numbers beyond the range become infinite.
+
+        Returns:
+            an array of ``dtype``.
+        """
         with np.errstate(over="ignore"):
             return np.asarray(values, np.float32).astype(self.dtype)
 
@@ -75,9 +85,17 @@ FORMATS = {
 def narrow_types(
     proto: onnx.ModelProto, form: HalfFormat, wide_nodes: Iterable[int], wide_tensors: Iterable[str]
 ) -> onnx.ModelProto:
-    """``proto``, changed in place: float32 becomes ``form`` but for the nodes (by place) and tensors (by name) named.
+    """Change float32 to ``form`` in ``proto``, in place, except for some nodes and tensors.
 
-    Casts between the two must stand there already: those to ``form`` as Casts to float32 that are no ``wide_nodes``.
+    Casts between the two types must already be in the graph: those to ``form`` as Casts to float32 that are not in
+    ``wide_nodes``.
+
+    Args:
+        wide_nodes: indices of nodes that stay float32.
+        wide_tensors: names of tensors that stay float32.
+
+    Returns:
+        ``proto``.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -98,7 +116,7 @@ def narrow_types(
     ]
     convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
     for values, attribute in zip(narrow, (a for n in graph.node for a in n.attribute), strict=False):
-        # what it adds stands at the end
+        # The converter appends its nodes, so zip still pairs the original attributes.
         if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
             attribute.t.CopyFrom(numpy_helper.from_array(form.round_to_format(values)))
     _change_graph_types(graph, _swap_types({TensorProto.FLOAT16: form.onnx}))
@@ -112,7 +130,7 @@ def narrow_types(
 
 
 def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.TensorProto]:
-    """Put an empty tensor of its type in the place of each initializer; returns them."""
+    """Replace each initializer by an empty tensor of its type and return the originals."""
     weights = list(graph.initializer)
     light = [TensorProto(name=t.name, data_type=_HIDDEN if t.name in apart else t.data_type, dims=[0]) for t in weights]
     del graph.initializer[:]
@@ -121,7 +139,7 @@ def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.Tensor
 
 
 def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
-    """Write the float32 that a node makes without saying so, and as float32 what it holds in half."""
+    """Write the float32 type that a node uses implicitly, and turn its half attributes into float32."""
     for a in node.attribute:
         if a.t.data_type == form.onnx:
             a.t.CopyFrom(numpy_helper.from_array(initializer_values(a.t).astype(np.float32)))
@@ -135,7 +153,7 @@ def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
         node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.FLOAT))
 
 
-# ------------------------------------------------------------------ every place where an element type stands
+# ------------------------------------------------------------------ all places with an element type
 
 
 def _swap_types(swaps: Mapping[int, int]) -> Change:
@@ -169,17 +187,17 @@ def _change_type(proto: onnx.TypeProto, change: Change) -> None:
         _change_type(getattr(proto, kind).elem_type, change)
 
 
-# ------------------------------------------------------------------ Casts where the two meet
+# ------------------------------------------------------------------ Casts between the two types
 
 
 @dataclass(frozen=True)
 class Float32Parts:
-    """The parts of a graph that stay float32.
+    """Parts of a graph that stay float32.
 
     Attributes:
-        nodes: the places of the nodes that compute in it.
-        inputs, outputs: of the graph.
-        node_inputs: place of a node -> those of its inputs, by place, that are float32 also where the node is half.
+        nodes: indices of the nodes that compute in float32.
+        inputs, outputs: names of inputs and outputs of the graph.
+        node_inputs: index of a node -> indices of its inputs that are float32 even if the node is half.
     """
 
     nodes: frozenset[int]
@@ -189,12 +207,16 @@ class Float32Parts:
 
 
 class CastWriter:
-    """Writes the graph anew with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
+    """Rewrite the graph with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
 
     Args:
-        graph: changed in place by ``rewrite_graph``; each node after what it reads.
-        floating: the tensors that are float32 or half.
-        float32: what stays float32.
+        graph: changed in place by ``rewrite_graph``; each node must follow the nodes that it reads.
+        floating: names of the tensors that are float32 or half.
+        float32: the parts that stay float32.
+
+    Attributes:
+        wide_nodes: indices of float32 nodes in the new graph.
+        count: number of Casts written.
     """
 
     def __init__(self, graph: onnx.GraphProto, floating: set[str], float32: Float32Parts, form: HalfFormat) -> None:
@@ -213,12 +235,12 @@ class CastWriter:
         self._made: dict[tuple[str, bool], str] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._copies: list[onnx.TensorProto] = []
-        # places in the new graph
         self.wide_nodes: set[int] = set()
         self.count = 0
         self._outputs = {v.name: v.name in float32.outputs for v in graph.output if v.name in floating}
 
     def _narrow_read_names(self) -> set[str]:
+        """Collect the tensors that half nodes read, and the graph's outputs."""
         read = set[str]()
         for place, node in enumerate(self._graph.node):
             if place not in self._float32.nodes:
@@ -227,7 +249,11 @@ class CastWriter:
         return read | {v.name for v in self._graph.output}
 
     def rewrite_graph(self) -> set[str]:
-        """Returns the names of the float32 tensors."""
+        """Rewrite the graph in place.
+
+        Returns:
+            the names of the float32 tensors.
+        """
         for place, node in enumerate(self._graph.node):
             self._add_node(node, place in self._float32.nodes, self._float32.node_inputs.get(place, ()))
         del self._graph.node[:]
@@ -237,6 +263,10 @@ class CastWriter:
         return weights | {name for name, wide in self._is_wide.items() if wide}
 
     def _add_node(self, node: onnx.NodeProto, wide: bool, always: Collection[int]) -> None:
+        """Append a node with its inputs in its precision, followed by Casts of outputs that must have the other one.
+
+        A Cast between float32 and half is dropped if the new graph does not need it.
+        """
         if node.op_type == "Cast" and node.input[0] in self._floating and node.output[0] in self._floating:
             source = self._renamed.get(node.input[0], node.input[0])
             if source not in self._weights and self._is_wide[source] == wide and node.output[0] not in self._outputs:
@@ -251,7 +281,7 @@ class CastWriter:
         for i, name in enumerate(node.output):
             if name not in self._floating:
                 continue
-            # a graph's output bears its name after the Cast
+            # A graph output keeps its name, behind the Cast.
             if self._outputs.get(name, wide) != wide:
                 node.output[i] = self._renamed[name] = self._fresh_name(f"{name}_{_type_name(wide, self._form)}")
                 late.append((node.output[i], name))
@@ -261,6 +291,7 @@ class CastWriter:
             self._add_cast(inner, name, not wide, node)
 
     def _read_as(self, name: str, wide: bool) -> str:
+        """Return the name of a tensor's copy in the wanted precision, and write the Cast if it is missing."""
         name = self._renamed.get(name, name)
         if name in self._weights:
             if wide:
@@ -274,7 +305,7 @@ class CastWriter:
         return self._made[name, wide]
 
     def _rename_in_bodies(self, node: onnx.NodeProto, wide: bool) -> None:
-        """Bodies see the tensors outside; ``name`` in them becomes what the node's own precision reads."""
+        """Rename outer tensors in bodies to the copy that the node's own precision reads."""
         for body in (b for a in node.attribute for b in attribute_graphs(a)):
             own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
             for inner in body.node:
@@ -287,6 +318,7 @@ class CastWriter:
                     out.name = self._read_as(out.name, wide)
 
     def _narrow_weight(self, name: str) -> str:
+        """Return the name of the float32 copy of a weight, which is the weight itself if only float32 nodes read it."""
         if not self._wide_weights[name]:
             self._wide_weights[name] = self._fresh_name(f"{name}_{_type_name(True, self._form)}")
             self._copies.append(
@@ -321,11 +353,16 @@ def _type_name(wide: bool, form: HalfFormat) -> str:
 
 
 def initializer_values(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """Read the values of a tensor.
+
+    Returns:
+        an array of the tensor's shape and dtype.
+    """
     return np.asarray(numpy_helper.to_array(tensor))
 
 
 def constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """Constant nodes become initializers, in place: the converter's rules for weights then hold for them."""
+    """Turn Constant nodes into initializers, in place, so that the converter's rules for weights apply to them."""
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == "Constant" and is_standard(node):

@@ -1,1 +1,1 @@
-"""What norms a graph holds: structure proposes where one begins and ends, values say which it is."""
+"""Find the norms in a graph: structure proposes the ends of a norm, values decide which norm it is."""

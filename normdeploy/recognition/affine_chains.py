@@ -1,7 +1,7 @@
-"""Scales and shifts with constants: y = a·z + b, in whatever ops it is spelled, measured in float64.
+"""Measure scales and shifts with constants, y = a·z + b, in float64, regardless of their spelling.
 
-What an eval-mode BatchNorm computes, as a node or written by hand, with views around it or branches inside (y + y·(γ −
-1)). The region is asked for b = f(0) and for a from f(s) − f(−s), and checked on a random input.
+An eval-mode BatchNorm computes one, as a node or written by hand, possibly with views around it or branches inside it
+(y + y·(γ − 1)). The region f gives b = f(0) and a from f(s) − f(−s); a random input checks both.
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ from .anchors import FLOATING, VIEWS, find_narrowing_cast
 
 _PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
 _STEPS = VIEWS | _PLACEWISE
-# nodes in a scale and shift; BatchNorm by hand has about six
+# Limit of nodes in a scale and shift; a BatchNorm by hand has about six.
 _LONGEST = 24
 
 
 @dataclass(frozen=True)
 class AffineChain:
-    """y = a·z + b with constants, elementwise; ``scale`` and ``shift`` have as many axes as y, 1 where they don't
-    vary."""
+    """Nodes that compute y = a·z + b elementwise, with constants a and b.
+
+    Attributes:
+        scale: a, with as many axes as y and size 1 along axes on which it does not vary.
+        shift: b, in the same layout.
+        normalizes: the nodes contain a BatchNormalization or the root of a constant.
+    """
 
     region: Region
     z: gs.Tensor
@@ -45,20 +50,22 @@ class AffineChain:
     scale: np.ndarray
     shift: np.ndarray
     dtype: np.dtype
-    # a BatchNormalization, or a root of a constant, is among the nodes
     normalizes: bool
 
     @property
     def nodes(self) -> list[gs.Node]:
+        """Return the region's nodes without those that only compute shapes."""
         graph = self.region.graph
         return [n for n in self.region.nodes if not graph.is_shape_valued(n.outputs[0])]
 
 
 def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | Refusal:
-    """The scales and shifts that begin with ``start``, longest first; none where it begins none.
+    """Find the scales and shifts that begin with ``start``, longest first.
 
-    One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs
-    to.
+    A chain counts if it normalizes, or if it scales by more than one number. A lone bias is left to its linear op.
+
+    Returns:
+        an iterator over the chains, empty if none begins here; a refusal for a BatchNormalization in training mode.
     """
     nodes, ends = _spread_from(graph, start)
     for node in nodes:
@@ -67,7 +74,7 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
             return Refusal(reason, node.outputs[0].name)
     if not any(_may_scale_channels(graph, n) for n in nodes):
         return iter(())
-    # these may have to stay before the scale
+    # The chain may begin behind these nodes, which then stay before the scale.
     outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)
     beginnings = [_data_inputs(graph, n)[0] for n in nodes[: outside + 1]]
     measured = (measure_affine(graph, z, y) for z in beginnings for y in reversed(ends))
@@ -80,7 +87,10 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
 
 
 def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:
-    """Whether it may scale by more than one number; attention's 1/√d, one number, behind a bias does not."""
+    """Return True if the node may scale by more than one number.
+
+    Attention's 1/√d, one number behind a bias, does not.
+    """
     if node.op not in ("Mul", "Div"):
         return node.op == "BatchNormalization"
     given = [t for t in value_inputs(node) if graph.is_shape_valued(t)]
@@ -88,10 +98,10 @@ def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:
 
 
 def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
-    """The nodes from ``start`` on that read only z, constants and each other, and the tensors at which all of them have
-    come together.
+    """Collect the nodes from ``start`` on that read only z, constants and each other.
 
-    Empty where it begins further up.
+    Returns:
+        the nodes, and the tensors at which all branches have joined; both empty if the chain begins further up.
     """
     data = _data_inputs(graph, start)
     if len(data) != 1 or not _is_affine_step(graph, start, data[0]):
@@ -109,7 +119,7 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
     nodes = [start]
     inside = {id(z), id(start.outputs[0])}
     ends = []
-    # tensors with readers that are not among the nodes yet
+    # Tensors with readers that are not collected yet.
     waiting: list[gs.Tensor] = [start.outputs[0]]
     while len(nodes) < _LONGEST:
         if len(waiting) == 1:
@@ -137,23 +147,27 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
 
 
 def _is_affine_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
-    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more
-    than the longest scale and shift can make is none either."""
+    """Return True if the node may be part of a scale and shift.
+
+    A Cast to a type narrower than z's may not: everything after it would have to be rounded too. Nor may a Sum with
+    more inputs than the longest chain has nodes.
+    """
     if node.op not in _STEPS or not is_standard(node) or len(node.inputs) > _LONGEST:
         return False
     return find_narrowing_cast(graph, [node], graph.dtype(z)) is None
 
 
 def _data_inputs(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
-    """The inputs that are neither constants nor made of shapes alone (as the exporter's Expand of a one to the channels
-    is)."""
+    """List the inputs that are neither constants nor computed from shapes alone, as an exporter's Expand of 1 is."""
     return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
 
 
 def _has_channel_constants(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
-    """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was
-    never trained)."""
-    # of one channel too
+    """Return True for a BatchNormalization or constants with several elements.
+
+    The elements may all be equal, as in a norm that was never trained.
+    """
+    # A BatchNormalization of one channel counts too.
     if any(n.op == "BatchNormalization" for n in nodes):
         return True
     constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
@@ -161,7 +175,11 @@ def _has_channel_constants(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
 
 
 def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Refusal:
-    """The scale and shift from ``z`` to ``y``, or why it is none."""
+    """Measure the scale and shift from ``z`` to ``y``.
+
+    Returns:
+        the chain, or a refusal with the reason.
+    """
     region = compile_region(graph, y, [z])
     dtypes = [d for d in (graph.dtype(z), graph.dtype(y)) if d is not None]
     if isinstance(region, Refusal):
@@ -178,7 +196,7 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
         size = None if size is None else _narrow_size(region, size)
         if size is None or not is_affordable(size):
             break
-        # what a convolution without padding leaves of too few samples
+        # A convolution without padding leaves no place of too few samples.
         if min(size, default=1) < 1:
             continue
         try:
@@ -204,19 +222,18 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
     return Refusal(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
 
 
-# places of an axis along which nothing varies
+# Size of an axis along which nothing varies.
 _FEW = 2
 
 
 def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
-    """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an
-    image's are."""
+    """Shrink the axes of ``size`` on which no op and no constant distinguishes places, such as those of an image."""
     graph = region.graph
     rank = len(size)
     constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
     if not all(n.op in _PLACEWISE for n in region.nodes if not graph.is_constant(n.outputs[0])):
         return size
-    # along axis 1, not the last one
+    # The vectors of a BatchNormalization vary along axis 1, not along the last axis.
     vectors = {id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]}
     values = [graph.known_value(t) for t in constants if id(t) not in vectors]
     # A constant that can't be evaluated, a Cast of strings for example, may vary along any axis.
@@ -228,7 +245,10 @@ def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _measure_scale(bound: BoundRegion, size: tuple[int, ...], scale: np.ndarray) -> np.ndarray:
-    """a from f(s) − f(−s) at a large s: f(1) − f(0) would lose digits where the shift is large against the scale."""
+    """Measure a from f(s) − f(−s) at a large s.
+
+    f(1) − f(0) would lose digits if the shift is large against the scale.
+    """
     s = 2.0**40
     with evaluator.silence_numpy():
         wide = (bound.run([np.full(size, s)]) - bound.run([np.full(size, -s)])) / (2 * s)
@@ -246,7 +266,10 @@ def _drop_constant_axes(full: np.ndarray) -> np.ndarray:
 
 
 def _is_normalizing(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
-    """A BatchNormalization, or a root of constants is taken; the root of a single number is attention's 1/sqrt(d)."""
+    """Return True if the nodes hold a BatchNormalization or the root of a constant with several elements.
+
+    The root of a single number is attention's 1/sqrt(d).
+    """
     if any(n.op == "BatchNormalization" for n in nodes):
         return True
     seen: set[int] = set()

@@ -1,5 +1,7 @@
-"""The square roots that a norm may stand around, and how far: where it could begin (``entries``) and end (``results``),
-by ops alone."""
+"""Find the square roots at which recognition starts, and the tensors around them at which a norm may begin and end.
+
+Only ops and shapes are compared here, not values.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +32,33 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-# those with neighbours are known by `rewriting.epilogue_fusion`
+# `rewriting.epilogue_fusion` recognizes the joined ops.
 OWN = frozenset(op for op, row in OURS.items() if not row.joined)
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.INPUT) | OWN
-# of a variance that rounding may have made negative; behind a norm an activation
+# Models clamp a variance that rounding may have made negative. Behind a norm, such an op is an activation.
 CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})
-# Flax sets what is centered to zero where a row's least and largest are equal
+# Flax sets centered values to zero if the smallest and largest value of a row are equal.
 EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})
-# behind a norm: its gamma and beta
+# Behind a norm these ops apply its gamma and beta.
 SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.CONSTANT)
-# what a norm is made of
+# All ops that may be inside a norm.
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES
 
-# nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
+# Limits of nodes walked above and below a root. Norms have about 12, with dynamic shapes about 40.
 _UPWARD = 96
 _DOWNWARD = 48
-# roots passed above a root with no reduction between: no norm has one, and a chain of thousands is not looked at from
-# each
+# Limit of roots passed above a root without a reduction between them. No norm has one, and a chain of thousands must
+# not be walked from each of its roots.
 _NESTED = 4
 
 
 def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.Node]]:
-    """The tensors through which all data reaches ``root``, nearest first, and the nodes passed on the way.
+    """Find the tensors through which all data reaches ``root``; a norm's input can only be one of these.
 
-    These are the places where a norm's input can be. The walk ends at an op that no norm contains, and at the root of
-    another norm.
+    The walk ends at an op that no norm contains, and at the root of another norm.
+
+    Returns:
+        the tensors, nearest first, and the nodes passed on the way.
     """
     entering: list[gs.Tensor] = []
     passed: list[gs.Node] = []
@@ -69,7 +73,7 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
                 node = graph.producer(t)
                 heapq.heappush(heap, (-graph.position_of(node) if node is not None else 1.0, id(t), t))
 
-    # scale and bias may be data of their own
+    # A norm node's scale and bias may come from other data.
     push_tensors(root.inputs[:1] if is_norm_node(root) else value_inputs(root))
     while heap and len(passed) < _UPWARD:
         t = heapq.heappop(heap)[2]
@@ -83,7 +87,7 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
         )
         if node is None or another or not _is_walkable(graph, node):
             break
-        # no reduction was passed, or it were another
+        # This root belongs to the same candidate: no reduction lies between.
         nested += is_anchor(graph, node)
         if nested > _NESTED:
             break
@@ -93,10 +97,12 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
 
 
 def find_results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[gs.Tensor]:
-    """The tensors below ``root`` that only pointwise ops and views separate from it, in topological order.
+    """Find the tensors below ``root`` that only pointwise ops and views separate from it.
 
-    The walk does not pass where data of full shape that does not come from ``xs`` is mixed in: a residual stream ends a
-    norm.
+    The walk ends at full-shape data that does not come from ``xs``: a residual stream ends a norm.
+
+    Returns:
+        the tensors in topological order.
     """
     heap = [(graph.position_of(root), id(root), root)]
     seen = {id(root)}
@@ -122,7 +128,7 @@ def find_results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[g
 def _is_foreign_data(
     graph: Graph, t: gs.Tensor, y: gs.Tensor, xs: Sequence[gs.Tensor], inner: Mapping[int, gs.Tensor]
 ) -> bool:
-    """Data as large as ``y`` that is neither below the root nor computed from the farthest of ``xs``."""
+    """Return True for data as large as ``y`` that is neither below the root nor computed from the last of ``xs``."""
     if id(t) in inner or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
         return False
     a = graph.shape(t)
@@ -133,7 +139,7 @@ def _is_foreign_data(
 
 
 def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
-    """Whether it is one norm in one node: by its name a standard one or ours, or one of an installed package's."""
+    """Return True if the node is a norm by its op: a standard one, an own one, or one of an installed package."""
     if isinstance(node, gs.Node):
         op = node.op
     else:
@@ -142,7 +148,7 @@ def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
 
 
 def is_anchor(graph: Graph, node: gs.Node) -> bool:
-    """A square root (or a node that holds one) of something that is not fixed by the file."""
+    """Return True for a square root, or a node that contains one, of a value that the file does not fix."""
     if is_norm_node(node):
         return node.op not in OWN or node.domain == DOMAIN
     if not _is_standard_op(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):
@@ -172,12 +178,16 @@ def _is_scaling(graph: Graph, node: gs.Node) -> bool:
     return fixed and all(graph.is_constant(t) for t in node.inputs[1:])
 
 
-# what norms and scales compute in; integers of 4 bits are a kind "V" too
+# Names of the dtypes in which norms and scales compute. Names are needed because 4-bit integers also have the kind "V".
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def find_narrowing_cast(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:
-    """A Cast of data among ``nodes`` to a floating type with fewer bits than ``dtype``."""
+    """Find a Cast of data among ``nodes`` to a floating type with fewer bytes than ``dtype``.
+
+    Returns:
+        the first such node; None if there is none or ``dtype`` is None.
+    """
     if dtype is None:
         return None
     for node in nodes:

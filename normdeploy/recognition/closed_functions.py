@@ -1,4 +1,4 @@
-"""Reports nodes that look like norms inside functions that can't be opened."""
+"""Report nodes that look like norms inside functions that can't be opened."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from .norm_candidates import candidate_at
 
 
 def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """A finding for each root over a reduction, and each norm node, in the functions of ``proto`` of which too little
-    is known."""
+    """Find the norms in functions of ``proto`` that can't be opened because too little is known about them.
+
+    Yields:
+        a finding for each norm node and each root over a reduction.
+    """
     for function, reason in closed_functions(proto):
         yield from _norms_inside(
             function.model, function.place, f"the function that it is in can't be opened: {reason}"
@@ -24,6 +27,7 @@ def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _norms_inside(model: onnx.ModelProto, place: str, reason: str) -> Iterator[Finding]:
+    """Yield a finding for each norm node and each root over a reduction in ``model`` and its bodies."""
     graph = Graph(model)
     for node in graph.nodes:
         if is_anchor(graph, node):

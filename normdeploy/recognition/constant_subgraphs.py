@@ -1,10 +1,11 @@
-"""What constants alone feed: the parts of a graph that can be computed once, and the norms in them.
+"""Find the parts of a graph that only constants feed, and the norms in them; such a part can be computed once.
 
-Weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016, arXiv:1602.07868),
-a norm of a learned constant (StyleGAN's first), a product of two weights. A part is followed through ops that float64
-may compute in place of the file's own
-type: what is continuous, and what only moves numbers. Where a computed number meets a step (Round, Floor, a comparison,
-a Cast to a whole number or to a narrower type), its rounding may decide which way it falls, so the part ends before it.
+Examples are weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016,
+arXiv:1602.07868), a norm of a learned constant (StyleGAN's first) and a product of two weights.
+
+A part contains only ops that float64 may compute in place of the file's own type: continuous functions, and ops that
+only move numbers. Steps are Round, Floor, comparisons, and Casts to an integer or a narrower type. A part ends before a
+step that reads a computed number, because rounding could change the step's result.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MOVES = VIEWS | {
     "Dropout",
     "Constant",
 }
-# of stored numbers they make such
+# These ops return stored numbers unchanged or with another sign.
 _EXACT = _MOVES | {
     "Abs",
     "Neg",
@@ -54,20 +55,22 @@ _STEPS = frozenset(
 )
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad", "Expand"})
 _HEAVY = REDUCTIONS | NORMS | SCALES | {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
-# elements: arithmetic on fewer is not worth a constant of its own
+# Fewer elements than this are not worth a constant.
 _LARGE = 2**10
-# elements of a stored constant that ties two parts together; axes and scalars do not
+# A stored constant with more elements than this ties two parts together; axes and scalars do not.
 _SHARED = 2**8
-# nodes walked above a root, and below it
+# Limit of nodes walked above and below a root.
 _FARTHEST = 64
 
 
 @dataclass(frozen=True)
 class ConstantSubgraph:
-    """Nodes that constants alone feed and that hang together, in topological order.
+    """Connected nodes that only constants feed, in topological order.
 
-    ``results``: their tensors that other nodes read. ``fixed``: those that are outputs of the graph. ``sources``: the
-    stored constants.
+    Attributes:
+        results: their tensors that other nodes read.
+        fixed: their tensors that are outputs of the graph.
+        sources: the stored constants that they read.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -76,8 +79,14 @@ class ConstantSubgraph:
     sources: tuple[gs.Tensor, ...]
 
     def file_growth(self, graph: Graph, chosen: Container[int]) -> int:
-        """Bytes that the file gains where the results with the ids ``chosen`` are stored, and what nobody reads any
-        more is left out."""
+        """Compute how the file grows if some results are stored and everything unread is removed.
+
+        Args:
+            chosen: ids of the results to store.
+
+        Returns:
+            bytes gained; negative if the file shrinks.
+        """
         stack = [t for t in self.results if id(t) not in chosen] + list(self.fixed)
         inside = {id(o): n for n in self.nodes for o in n.outputs}
         live: set[int] = set()
@@ -95,19 +104,30 @@ class ConstantSubgraph:
 
 @dataclass(frozen=True)
 class ConstantNorm:
-    """A norm of constants, or of a weight."""
+    """Norm of constants, or of a weight.
 
-    # its own op, or its root
+    Attributes:
+        node: the norm node, or the root.
+        kind: for example "weight norm".
+        tensor: name of the node's output in the file.
+    """
+
     node: gs.Node
     kind: str
     spelling: str
-    # that the node makes, by its name in the file
     tensor: str
     module: str
 
 
 def find_constant_subgraphs(graph: Graph, barred: Container[int]) -> list[ConstantSubgraph]:
-    """The parts that are worth computing once. ``barred``: ids of nodes that are not to be in one."""
+    """Find the constant parts that are worth computing once.
+
+    Args:
+        barred: ids of nodes that no part may contain.
+
+    Returns:
+        the parts; two nodes are in one part if they are connected or share a large constant.
+    """
     nodes = _computable_nodes(graph, barred)
     inside = {id(o): n for n in nodes for o in n.outputs}
     group: dict[int, int] = {id(n): id(n) for n in nodes}
@@ -134,6 +154,7 @@ def find_constant_subgraphs(graph: Graph, barred: Container[int]) -> list[Consta
 
 
 def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
+    """Collect results, outputs and sources of connected nodes."""
     own = {id(n) for n in nodes}
     made = [o for n in nodes for o in n.outputs]
     fixed = [t for t in made if graph.is_output(t)]
@@ -144,18 +165,18 @@ def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
 
 
 def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
-    """Whether it computes floating numbers, as a norm or a product does or many of them."""
+    """Return True if the node computes floating numbers and is a norm or product, or has many results."""
     if node.op in _MOVES | _STEPS | {"Where", "Cast", "CastLike"} or not _is_floating(graph, node.outputs[0]):
         return False
     return node.op in _HEAVY or (element_count(graph, node.outputs[0]) or 0) > _LARGE
 
 
 def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
-    """The nodes, in topological order, that float64 may compute in the place of the file's type."""
+    """List the nodes, in topological order, that float64 may compute in place of the file's type."""
     nodes: list[gs.Node] = []
-    # of computed tensors: whether they hold stored numbers as they are
+    # id of a computed tensor -> it holds stored numbers unchanged
     exact: dict[int, bool] = {}
-    # what the nodes read that are steps of computed numbers
+    # Inputs of the nodes that are steps of computed numbers.
     decided: list[gs.Tensor] = []
     for node in graph.nodes:
         if node.op == "Constant" or not node.outputs or not graph.is_constant(node.outputs[0]):
@@ -178,7 +199,7 @@ def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
 
 
 def _drop_decided_nodes(nodes: list[gs.Node], decided: set[int], exact: Mapping[int, bool]) -> list[gs.Node]:
-    """The nodes that make no computed number which a step behind them reads."""
+    """Drop the nodes that compute a number which a later step reads."""
     kept = []
     for node in reversed(nodes):
         if any(id(o) in decided for o in node.outputs) and not all(exact[id(o)] for o in node.outputs):
@@ -189,6 +210,11 @@ def _drop_decided_nodes(nodes: list[gs.Node], decided: set[int], exact: Mapping[
 
 
 def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
+    """Return True if float64 may compute the node in place of the file's type.
+
+    Args:
+        pure: all floating inputs are stored numbers.
+    """
     for t in node.outputs:
         if t.name and element_count(graph, t) is None and (_is_floating(graph, t) or node.op in _GROW):
             return False
@@ -207,10 +233,10 @@ def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
 
 
 def _holds_exactly(graph: Graph, t: gs.Tensor, source: np.dtype, target: np.dtype) -> bool:
-    """Whether a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
+    """Return True if a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
     own = ml_dtypes.finfo(target)
     if source.kind == "b" or is_integer_dtype(source):
-        # whole numbers up to it are held
+        # The type represents every integer up to this.
         most = 2 ** (own.nmant + 1)
         small = source.kind == "b" or 8 * source.itemsize <= own.nmant + 1
         return small or (
@@ -237,12 +263,21 @@ def _is_floating(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def element_count(graph: Graph, t: gs.Tensor) -> int | None:
-    """How many; None where the file does not tell."""
+    """Count the elements of ``t``.
+
+    Returns:
+        the number, or None if the file does not state it.
+    """
     shape = graph.shape(t)
     return None if shape is None or not all(isinstance(d, int) for d in shape) else math.prod(shape)  # type: ignore[arg-type]
 
 
 def byte_count(graph: Graph, t: gs.Tensor) -> int:
+    """Compute the bytes of ``t``.
+
+    Returns:
+        the number; 0 if its shape is unknown, and 4 bytes per element if its dtype is unknown.
+    """
     dtype = graph.dtype(t)
     return (element_count(graph, t) or 0) * (4 if dtype is None else dtype.itemsize)
 
@@ -251,8 +286,11 @@ def byte_count(graph: Graph, t: gs.Tensor) -> int:
 
 
 def find_repeated_constants(graph: Graph) -> list[gs.Tensor]:
-    """The Expands and Tiles of a learned constant, along sizes that are open, that a norm normalizes: to it they are
-    data."""
+    """Find Expands and Tiles of a learned constant along open sizes that feed a norm, which treats them as data.
+
+    Returns:
+        their output tensors.
+    """
     same: dict[int, gs.Tensor] = {}
     for node in graph.nodes:
         if (
@@ -277,7 +315,11 @@ def _has_open_size(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
-    """The norms whose input is fixed by the file, in the graph's order."""
+    """Find the norms whose input the file fixes.
+
+    Yields:
+        the norms in the graph's order.
+    """
     for node in graph.nodes:
         if not node.outputs or not graph.is_constant(node.outputs[0]) or not graph.all_consumers_of(node.outputs[0]):
             continue
@@ -312,7 +354,7 @@ def _is_root(graph: Graph, node: gs.Node) -> bool:
 
 
 def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
-    """The nodes of the statistic whose root is taken, none where it is no reduction of several floating numbers."""
+    """List the nodes of the statistic under the root; empty if it does not reduce several floating numbers."""
     nodes, reduced = _walk_above_root(graph, root)
     if reduced:
         return nodes
@@ -320,7 +362,7 @@ def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
 
 
 def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
-    """A root and the nodes above it, and whether a reduction of several floating numbers is among them."""
+    """Collect a root and the nodes above it, and whether they reduce several floating numbers."""
     nodes = [root]
     stack = [root]
     seen = {id(root)}
@@ -344,7 +386,7 @@ def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
 
 
 def _feeds_weight(graph: Graph, root: gs.Node) -> bool:
-    """Whether what is computed from it is the weight of a linear op."""
+    """Return True if a value computed from the root is the weight of a linear op."""
     stack = [root]
     seen = {id(root)}
     while stack and len(seen) < _FARTHEST:

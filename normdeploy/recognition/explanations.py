@@ -1,4 +1,7 @@
-"""Why a norm was fused or not: what recognition found at a tensor, a node or a module path, and how far it came."""
+"""Explain why a norm was fused or not, for a tensor, a node or a module path.
+
+An explanation shows the nodes that recognition found and the stage that it reached.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from .fit_measurement import CLAMPED
 from .norm_candidates import candidate_at, candidate_readings
 from .norm_facts import Norm
 
-# nodes shown of a norm, and looked at around a name
+# Limit of nodes that are shown for a norm, and searched around a name.
 _FARTHEST = 64
-# attributes that say nothing of what is wrong
+# Attributes that never explain a refusal.
 _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
@@ -34,11 +37,15 @@ _CAME = {
 
 
 def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> tuple[Explanation, ...]:
-    """Explain what bears ``name``: a tensor, a node or a module path, or a line of the report ("layers.{0..11}.norm",
-    "(tensor)").
+    """Explain the findings at ``name``: a tensor, a node, a module path, or a line of the report.
+
+    Lines of the report are for example "layers.{0..11}.norm" and "(tensor)".
+
+    Returns:
+        an explanation for each finding; without any finding, a single one that lists the roots nearby.
 
     Raises:
-        InputError: nothing bears it; the message says which names are near.
+        InputError: nothing has this name; the message lists similar names.
     """
     graphs = {place: Graph(model) for place, model in models_by_location(proto).items()}
     meant = re.fullmatch(r"\((.*)\)", name)
@@ -65,12 +72,13 @@ def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> t
 
 
 def _name_pattern(name: str) -> Callable[[str], bool]:
-    """Whether a name is the one that is wanted; "{0..11}" stands for a number, as in the report."""
+    """Build a test for ``name``; "{0..11}" matches any number, as in the report."""
     pattern = re.compile(re.sub(r"\\\{[\d.,…\\]*\\\}", r"\\d+", re.escape(name)))
     return lambda other: other == name or pattern.fullmatch(other) is not None
 
 
 def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: Iterable[str]) -> bool:
+    """Return True if the finding has the wanted name, one of the ``outputs``, or a module inside the wanted one."""
     own = {
         finding.tensor,
         *finding.tensors,
@@ -81,15 +89,16 @@ def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: I
 
 
 def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
-    """Whether a module path is the one that is wanted, or below it."""
+    """Return True if a module path is the wanted one or below it."""
     parts = module.split(".")
     return bool(module) and any(wanted(".".join(parts[:i])) for i in range(1, len(parts) + 1))
 
 
-# ------------------------------------------------------------------ a finding
+# ------------------------------------------------------------------ explanation of a finding
 
 
 def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explanation:
+    """Explain a finding by the attempt that gave its reason, then by the other attempts."""
     best = next((a for a in finding.attempts if a.reason == finding.reason), None)
     start, end = (best.start, best.end) if best is not None and best.end else (finding.input, finding.tensor)
     way = () if graph is None else _nodes_on_path(graph, start, end, finding, best.tensor if best is not None else "")
@@ -111,7 +120,7 @@ def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explan
 
 
 def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[str]:
-    """Other readings, one line for each reason, those that came farthest first."""
+    """Describe other readings, one line for each reason, those of the latest stage first."""
     order = {"form": 0, "values": 1, "ends": 2}
     reasons: dict[str, list[FittingAttempt]] = {}
     for attempt in sorted(attempts, key=lambda a: order[a.stage]):
@@ -134,7 +143,7 @@ def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[st
 
 
 def _nodes_on_path(graph: Graph, start: str, end: str, finding: Finding, culprit: str) -> tuple[ExplainedNode, ...]:
-    """The nodes between two tensors, or those found where no two are known; shape arithmetic left out."""
+    """List the nodes between two tensors without shape arithmetic; those of the finding if no path is known."""
     made = {o.name: n for n in graph.nodes for o in n.outputs}
     if start and end in made:
         nodes = _nodes_between(graph, made, start, end)
@@ -152,7 +161,7 @@ def _nodes_on_path(graph: Graph, start: str, end: str, finding: Finding, culprit
 
 
 def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: str) -> list[gs.Node]:
-    """The nodes that ``end`` needs and that need ``start``."""
+    """List the nodes that ``end`` needs and that need ``start``."""
     above: dict[int, gs.Node] = {}
     stack = [made[end]]
     while stack and len(above) < 4 * _FARTHEST:
@@ -173,6 +182,7 @@ def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: s
 
 
 def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
+    """Mark the root, the clamp or the culprit of a refusal; "" for other nodes."""
     if is_anchor(graph, node) and not is_norm_node(node):
         marks = ["the root"]
     else:
@@ -191,7 +201,7 @@ def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
 
 
 def _node_as_call(graph: Graph, node: gs.Node) -> str:
-    """The node as a call, small constants by their values."""
+    """Write the node as a call, with small constants by value."""
     shown = [_argument_text(graph, t) for t in node.inputs if not t.is_empty()]
     for key, value in graph.attrs(node).items():
         if key not in _DULL and isinstance(value, (int, float, str, list, tuple)) and len(str(value)) <= 40:
@@ -227,11 +237,11 @@ def _type_text(value: object) -> str:
         return str(value)
 
 
-# ------------------------------------------------------------------ nothing found
+# ------------------------------------------------------------------ explanation without a finding
 
 
 def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding]) -> list[str]:
-    """What recognition would have started from near these nodes, and what it lacked."""
+    """Describe the roots near these nodes, and the parts that recognition missed."""
     near = {id(n): n for n in _nodes_nearby(graph, nodes)}
     roots = [n for n in near.values() if is_anchor(graph, n)]
     reductions = [n for n in near.values() if n.op in REDUCTIONS and not graph.is_shape_valued(n.outputs[0])]
@@ -259,7 +269,7 @@ def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Seq
 
 
 def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
-    """Why the surroundings of a root gave no finding."""
+    """Explain why the surroundings of a root gave no finding."""
     line = f"{root.outputs[0].name} = {_node_as_call(graph, root)}"
     around = candidate_at(graph, root)
     if around is None:
@@ -273,9 +283,9 @@ def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
 
 
 def _nodes_nearby(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
-    """The nodes themselves, then those around them, nearest first."""
+    """List the nodes themselves, then those around them, nearest first."""
     seen = {id(n): n for n in nodes}
-    # a module is looked at by itself
+    # The nodes of a module are not extended by their neighbors.
     if len(nodes) == 1:
         queue = list(nodes)
     else:
@@ -299,6 +309,7 @@ def _list_nodes(nodes: Sequence[gs.Node]) -> str:
 
 
 def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) -> str:
+    """Write the message for an unknown name, with similar names or else the norms that were found."""
     known: dict[str, None] = {m: None for f in findings for m in (f.module, f.tensor) if m}
     for graph in graphs:
         for node in graph.nodes:

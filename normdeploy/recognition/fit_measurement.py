@@ -1,16 +1,16 @@
-"""Measures what a region computes: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε?
+"""Measure whether a region computes y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε.
 
 Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
 
-- y(x) and y(−x) at a large scale s, where ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2, and
-  the odd part is γ·ẑ;
-- with one element of z changed: the elements of y that move are its group (they share its mean and variance);
-- with a constant added: nothing moves where the mean is subtracted (layer norm), everything where it is not (RMS norm);
-- at scales near sqrt(ε): the odd part shrinks by sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
+- y(x) and y(−x) at a large scale s, at which ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2,
+  and the odd part is γ·ẑ.
+- With one element of z changed: the elements of y that move are its group, since they share its mean and variance.
+- With a constant added: nothing moves if the mean is subtracted (layer norm), everything moves if not (RMS norm).
+- At scales near sqrt(ε): the odd part shrinks by ρ = sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
 
-An unbiased variance needs no case of its own: for n elements (x − m)/sqrt(var·n/(n−1) + ε) is γ' = γ·sqrt((n−1)/n) and
-ε' = ε·(n−1)/n, which is what is measured. Every fit is checked on fresh inputs at several scales; what passes here is
-only a proposal all the same, decided by its certificate (`normdeploy.rewriting.certification`).
+An unbiased variance needs no separate case. For n elements, (x − m)/sqrt(var·n/(n−1) + ε) is measured as γ' =
+γ·sqrt((n−1)/n) and ε' = ε·(n−1)/n. Every fit is checked on fresh inputs at several scales. A fit that passes is still
+only a proposal; its certificate decides (`normdeploy.rewriting.certification`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,25 @@ from .norm_fit import Clarity, Denominator, NormFit, RejectedReading
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
 EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
-# bytes of an x, of which a dozen were held
+# Bytes of a large x; about a dozen arrays of its size are held during the measurement.
 _HEAVY = 2**20
-# about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
+# About 1.7e10: an ε up to 0.1 is far below the tolerance at this scale, inside the root or outside.
 _LARGE = 2.0**34
 
 
 def measure_fit(
     bound: BoundRegion, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: NormFit | None = None
 ) -> NormFit | RejectedReading:
-    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold
-    ``others``.
+    """Measure the norm that a bound region computes from its first leaf x.
 
-    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where
-    it is right.
+    Args:
+        shape: concrete shape of x.
+        others: values of the other leaves.
+        like: fit of a region that differs from this one only in gamma and beta. If it holds here, only these are
+            measured.
+
+    Returns:
+        the fit, or a rejected reading with the reason.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
         return RejectedReading(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
@@ -62,7 +67,7 @@ def measure_fit(
 
 
 class _RegionProbe:
-    """The region as a function of x, and the odd and even parts of its answers."""
+    """Region as a function of x, with the odd part of its results."""
 
     def __init__(self, bound: BoundRegion, shape: tuple[int, ...], others: Sequence[np.ndarray]) -> None:
         self.bound = bound
@@ -77,18 +82,28 @@ class _RegionProbe:
         return y
 
     def draw_input(self) -> np.ndarray:
-        """Magnitudes in [0.5, 1.5] with random signs: few values lie near their group's mean."""
+        """Draw magnitudes from [0.5, 1.5] with random signs, so that few values lie near their group's mean.
+
+        Returns:
+            x of the probe's shape.
+        """
         z = self.rng.uniform(0.5, 1.5, self.shape)
         z *= self.rng.choice([-1.0, 1.0], self.shape)
         return z
 
     def odd_part(self, x: np.ndarray) -> np.ndarray:
+        """Compute (y(x) − y(−x))/2.
+
+        Returns:
+            the odd part, of the shape of x.
+        """
         odd = np.asarray(self(x) - self(-x))
         odd /= 2
         return odd
 
 
 def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
+    """Measure beta, the groups, centering, gamma and epsilon, in this order, then check the fit on fresh input."""
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
@@ -96,7 +111,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
         return RejectedReading("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
     beta = (up + down) / 2
     odd = (up - down) / 2
-    # an x may have millions of elements, and the peak of an export may be here
+    # x may have millions of elements, and an export may reach its memory peak here.
     del down
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
@@ -128,7 +143,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
 
 
 def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
-    """``like`` with the gamma and beta that are measured; None where that is no fit."""
+    """Return ``like`` with newly measured gamma and beta; None if it does not fit."""
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
@@ -144,11 +159,15 @@ def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
 def _measure_groups(
     ask: _RegionProbe, z: np.ndarray, up: np.ndarray, odd: np.ndarray
 ) -> tuple[tuple[int, ...], int | None, int] | RejectedReading:
-    """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
+    """Find the elements that share statistics.
+
+    Returns:
+        (axes in full, the axis split into blocks or None, the size of a block).
+    """
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _extent_moved_by_first(ask, z, up)
     else:
-        # where gamma is zero nothing moves: ask one element that does which others move it
+        # An element with gamma zero never moves. Take the largest element and find the others that move it.
         extent = _extent_moving_largest(ask, z, up, int(np.argmax(np.abs(odd))))
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
@@ -160,7 +179,7 @@ def _measure_groups(
 
 
 def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> list[int]:
-    """The extent of the box of what moves when element 0 does."""
+    """Return, for each axis, the extent of the box of elements that move with element 0."""
     changed = z.copy()
     changed.flat[0] += 7.0
     changed *= _LARGE
@@ -170,7 +189,10 @@ def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> 
 
 
 def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
-    """The extent of the group of one element, axis by axis: does it move when another element of its line does?"""
+    """Return, for each axis, the extent of the group of the element at ``flat``.
+
+    On each axis, the largest block is taken whose far end moves the element.
+    """
     base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
 
     def is_moved_by(axis: int, index: int) -> bool:
@@ -181,7 +203,7 @@ def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, fla
     extent = []
     for axis, size in enumerate(z.shape):
         at = base[axis]
-        # the largest block whose far end moves the element
+        # Sizes of blocks, largest first.
         blocks = [k for k in range(size, 1, -1) if size % k == 0]
         ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
         extent.append(next((k for k, end in ends if is_moved_by(axis, end)), 1))
@@ -191,12 +213,12 @@ def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, fla
 def _measure_epsilon(
     ask: _RegionProbe, plain: NormFit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray
 ) -> NormFit | RejectedReading:
-    """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
+    """Measure epsilon at a scale at which it is about as large as the variance."""
     d, v = plain.center_and_square(z)
     unit = np.asarray(gamma * d)
     unit /= np.sqrt(v)
     size = np.abs(unit)
-    # the best conditioned ones
+    # Keep the best-conditioned elements.
     weight = size >= max(np.median(size), 0.1 * size.max())
     unit = unit[weight]
     v = v[weight]
@@ -209,7 +231,7 @@ def _measure_epsilon(
             return RejectedReading("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
-        # below what float64 shows at this scale
+        # The estimate is below float64's resolution at this scale.
         if abs(estimate) <= 1e-11 * variance:
             scale *= 1e-4
             continue
@@ -223,7 +245,7 @@ def _measure_epsilon(
 
 
 def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
-    """True where a fresh input, its groups at several scales, tells the region from the fit."""
+    """Return True if the region and the fit differ on a fresh input whose groups have several scales."""
     small = fitted.epsilon_scale
     scales = [s for s in (0.6 * small, 1.0, 10 * small, _LARGE, 0.05 * small) if s]
     rows = fitted.rows_of(ask.draw_input())
@@ -241,8 +263,11 @@ def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
 
 
 def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedReading:
-    """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
-    of its own."""
+    """Distinguish the usual lookalikes by their odd part as x shrinks.
+
+    Returns:
+        a fit with epsilon outside the root or with a clamped length, or a rejected reading.
+    """
     x = ask.draw_input()
     large = ask.odd_part(_LARGE * x)
     d, v = fitted.center_and_square(x)
@@ -291,11 +316,11 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
 
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:
-    """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
+    """Return the fit with max(‖x‖₂, ε) in the denominator: for a small x the result is γ·x/ε."""
     gamma = fitted.gamma * math.sqrt(fitted.group_size)
     scale = 1.0
     for _ in range(16):
-        # ε, or where that is larger ‖x‖
+        # This is max(‖x‖, ε).
         told = scale * (gamma * x)[sure] / ask.odd_part(scale * x)[sure]
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:

@@ -1,9 +1,9 @@
-"""Finds what divides by a statistic of its own input without a square root: no norm, but somebody may have meant one.
+"""Find divisions by a statistic of the own input without a square root: not norms, but possibly meant as norms.
 
     (x − mean)/var,   (x − mean)/mean|x − mean|,   (x − min)/(max − min),   x/mean(x²),   x/max|x|
 
-Recognition starts from a root over a reduction and never sees these. Sums of x itself (attention weights, softmax) are
-none of them.
+Recognition starts from a root over a reduction and never sees these. Divisions by sums of x itself (attention weights,
+softmax) do not count.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from ..storage.onnx_domains import is_standard
 from .anchors import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_anchor
 
 _STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
-# nodes walked above a denominator, and above each of its reductions
+# Limit of nodes walked above a denominator, and above each of its reductions.
 _FARTHEST = 24
 
 
 def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
-    """The divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``, as refused
-    findings."""
+    """Find the divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``.
+
+    Returns:
+        a refused finding for each.
+    """
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
     readings = (
@@ -36,6 +39,7 @@ def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list
 
 
 def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
+    """Read a Div or Mul as a division by a statistic of its own input; None if it is not one."""
     for numerator, denominator in _fractions_of(graph, node):
         below = _walk_upwards(graph, denominator)
         if below.root or not below.reductions:
@@ -66,7 +70,7 @@ def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
 
 
 def _fractions_of(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
-    """(numerator, denominator) of a Div, or of a Mul with a Reciprocal; both data."""
+    """Yield (numerator, denominator) of a Div, or of a Mul with a Reciprocal; both are data."""
     a = node.inputs[0]
     b = node.inputs[-1]
     if graph.is_shape_valued(a) or graph.is_shape_valued(b) or a is b:
@@ -82,7 +86,13 @@ def _fractions_of(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.T
 
 @dataclass
 class _UpwardWalk:
-    """What lies above a tensor, up to the reductions (which are listed) or to one of the tensors looked for."""
+    """Nodes above a tensor, up to the reductions or to one of the ``stop`` tensors.
+
+    Attributes:
+        reductions: the reductions that were reached.
+        root: a square root is among the nodes.
+        met: a ``stop`` tensor was reached.
+    """
 
     nodes: list[gs.Node] = field(default_factory=list)
     reductions: list[gs.Node] = field(default_factory=list)
@@ -91,6 +101,10 @@ class _UpwardWalk:
 
 
 def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
+    """Collect the nodes above ``t``.
+
+    Without ``stop`` the walk ends at reductions; with ``stop`` it passes them and ends at these tensors.
+    """
     walk = _UpwardWalk()
     stack = [t]
     seen = {id(t)}
@@ -116,7 +130,7 @@ def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) ->
 
 
 def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bool]:
-    """Return x, and whether the numerator is x minus a reduction of x, not x itself."""
+    """Return x, and whether the numerator is x minus a reduction of x instead of x itself."""
     node = graph.producer(numerator)
     if node is not None and node.op == "Sub":
         for reduction in _walk_upwards(graph, node.inputs[1]).reductions:
@@ -128,7 +142,7 @@ def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bo
 def _describe_denominator(
     graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], is_centered: bool
 ) -> str | None:
-    """Say what the denominator is; None where it is nothing that a norm is mistaken for."""
+    """Describe the denominator; None if nobody would mistake it for a norm's."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
         return "it divides by a range (largest minus smallest), no standard deviation"

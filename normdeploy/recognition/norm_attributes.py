@@ -1,5 +1,6 @@
-"""What is worth knowing of a norm beyond what fusing it takes: ddof, affine, type of statistics, its constants in half
-precision."""
+"""Collect the attributes of a norm that a report shows: ddof, affine parameters, dtype of statistics, fit of constants
+into half precision.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ from .norm_fit import NormFit
 from .norm_parameters import MeasuredParameter, snap_epsilon, snap_to_file
 from .probe_sizes import bound_regions
 
-# what exporters write for "no bound", no number
+# Exporters write this for "no bound"; it does not count as a number.
 _BOUND = float(np.finfo(np.float32).max)
-# an epsilon is far below float64's precision there
+# At this scale an epsilon is far below float64's precision.
 _LARGE = 2.0**34
-# it is 1, float32, where a node does not say
+# Ops whose ``stash_type`` is 1, float32, if the node does not set it.
 _STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)
 
 
@@ -54,11 +55,15 @@ class NormAttributes(TypedDict, total=False):
 
 
 def attributes_of_norm(graph: Graph, norm: Norm) -> NormAttributes:
-    """The traits of a norm."""
+    """Collect the attributes of a norm.
+
+    Returns:
+        fields of its finding.
+    """
     traits = attributes_of_region(graph, norm.region, norm.fit, norm.ddof)
     gamma = norm.gamma
     if traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None:
-        # its factor sqrt((n - 1)/n) is the variance's
+        # The factor sqrt((n - 1)/n) in gamma comes from the variance.
         value = gamma.value / math.sqrt((norm.fit.group_size - 1) / norm.fit.group_size)
         if value.size == 1 and abs(value.item() - 1) < 1e-9:
             gamma = None
@@ -70,9 +75,14 @@ def attributes_of_norm(graph: Graph, norm: Norm) -> NormAttributes:
 
 
 def attributes_of_region(graph: Graph, region: Region, fit: NormFit | None, told: int = 0) -> NormAttributes:
-    """What can be told of what is no norm, or none that a node can hold.
+    """Collect the attributes of a region that is not a norm, or is a norm that no node can express.
 
-    ``fit``: what recognition came to, None where to nothing; ``told``: the ddof of the variance that it speaks of.
+    Args:
+        fit: the fit that recognition reached; None if it reached none.
+        told: ddof of the variance that the fit's epsilon refers to.
+
+    Returns:
+        fields of its finding.
     """
     x = region.leaves[0]
     traits = NormAttributes(
@@ -96,7 +106,11 @@ def attributes_of_region(graph: Graph, region: Region, fit: NormFit | None, told
 
 
 def attributes_of_scale(graph: Graph, chain: AffineChain) -> NormAttributes:
-    """The traits of an eval BatchNorm: its statistics are constants."""
+    """Collect the attributes of an eval-mode BatchNorm, whose statistics are constants.
+
+    Returns:
+        fields of its finding; ``axes`` is empty unless the chain normalizes along known channels.
+    """
     channels = _varying_axes(chain.scale) or _varying_axes(chain.shift) or _stated_channel_axes(graph, chain)
     node = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
     if node is None:
@@ -122,7 +136,11 @@ def attributes_of_scale(graph: Graph, chain: AffineChain) -> NormAttributes:
 
 
 def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAttributes:
-    """The traits of a norm that was joined with its neighbours: one of `normdeploy.graphs.own_op_functions.JOINED`."""
+    """Collect the attributes of a norm joined with its neighbors, one of `normdeploy.graphs.own_op_functions.JOINED`.
+
+    Returns:
+        fields of its finding.
+    """
     row = OURS[node.op]
     x = node.inputs[0]
     rank = len(graph.shape(x) or ())
@@ -155,8 +173,7 @@ def _varying_axes(values: np.ndarray) -> tuple[int, ...]:
 
 
 def _stated_channel_axes(graph: Graph, chain: AffineChain) -> tuple[int, ...]:
-    """The axes along which the constants may vary, though their values are all the same (a BatchNorm that was never
-    trained)."""
+    """Return the axes along which the constants may vary although all values are equal (a BatchNorm never trained)."""
     if any(n.op in VIEWS for n in chain.nodes):
         return ()
     if any(n.op == "BatchNormalization" for n in chain.nodes):
@@ -173,8 +190,11 @@ def _output_names(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
 
 
 def _measure_ddof(graph: Graph, region: Region, fit: NormFit) -> int | None:
-    """Ask what stands under the root, at a scale at which epsilon vanishes, how it compares with the biased
-    variance."""
+    """Compare the number under the root with the biased variance, at a scale at which epsilon vanishes.
+
+    Returns:
+        0 or 1; None if the norm is not centered or neither value matches.
+    """
     if not fit.centered:
         return None
     for root in (n for n in region.nodes if is_anchor(graph, n)):
@@ -201,6 +221,11 @@ def _measure_ddof(graph: Graph, region: Region, fit: NormFit) -> int | None:
 
 
 def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
+    """Name the dtypes in which the norm's reductions compute, from ``stash_type`` or the input's dtype.
+
+    Returns:
+        for example "float32", or "float16 and float32" for several; empty if unknown.
+    """
     kinds: dict[str, None] = {}
     for node in nodes:
         if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS | JOINED or is_norm_node(node)):
@@ -218,6 +243,7 @@ def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
 def _parameter_record(
     graph: Graph, region: Region, param: MeasuredParameter | None, *, scale: bool
 ) -> NormParameter | None:
+    """Record gamma or beta for a report; for a scale, also the w of 1 + w."""
     if param is None:
         return None
     if param.tensor is not None:
@@ -236,8 +262,11 @@ def _parameter_record(
 
 
 def _find_one_plus_source(graph: Graph, tensors: Sequence[gs.Tensor], value: np.ndarray | None) -> str | None:
-    """The w of a gamma that is 1 + w, looked for behind views and Casts; ``value``: the gamma itself, where it is a
-    constant."""
+    """Find the w of a gamma that is computed as 1 + w, behind views and Casts.
+
+    Args:
+        value: gamma itself if it is a constant, otherwise None.
+    """
     for t in tensors:
         node = graph.producer(t)
         while node is not None and node.op in VIEWS | {"Cast", "CastLike", "Identity"}:
@@ -258,7 +287,7 @@ def _holds_value(graph: Graph, t: gs.Tensor, value: np.ndarray) -> bool:
 
 
 def _half_constants(graph: Graph, nodes: Sequence[gs.Node], epsilon: float | None) -> tuple[HalfConstants, ...]:
-    """What float16 and bfloat16 make of the constants that ``nodes`` read."""
+    """Compute how float16 and bfloat16 store the constants that ``nodes`` read."""
     largest = dict(_largest_constants(graph, nodes))
     return tuple(_half_constants_in(name, np.dtype(kind), largest, epsilon) for name, kind in _KINDS)
 
@@ -267,6 +296,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (("float16", np.float16), ("bfloat16", ml_
 
 
 def _half_constants_in(name: Any, kind: np.dtype, largest: dict[str, float], epsilon: float | None) -> HalfConstants:
+    """Describe how one half type stores epsilon, and list the constants that overflow."""
     with evaluator.silence_numpy():
         overflow = tuple(
             sorted(
@@ -288,7 +318,7 @@ def _half_constants_in(name: Any, kind: np.dtype, largest: dict[str, float], eps
 
 
 def _largest_constants(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, float]]:
-    """The largest finite magnitude in each of the file's floating constants that the nodes read, by name."""
+    """Yield the name of each floating constant that the nodes read, and its largest finite magnitude."""
     seen: set[int] = set()
     stack = [t for n in nodes if not graph.is_shape_valued(n.outputs[0]) for t in n.inputs if graph.is_constant(t)]
     while stack:

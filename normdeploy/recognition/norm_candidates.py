@@ -1,5 +1,7 @@
-"""Where a norm around a square root may begin and end: ``candidate_readings`` tries the pairs, and says of each what is
-against it."""
+"""Try pairs of tensors around a square root as the input and output of a norm.
+
+`candidate_readings` yields the norms it finds, and for each other pair the reason against it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from .region_fitting import read_region
 
 
 def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
-    """None where nothing looks like a norm: no reduction lies before the root."""
+    """Collect the tensors around ``root`` at which a norm may begin and end.
+
+    Returns:
+        the candidate, or None if no reduction lies before the root.
+    """
     xs, passed = find_entries(graph, root)
     if not is_norm_node(root) and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
         return None
@@ -35,10 +41,13 @@ def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
 
 
 def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | RejectedReading]:
-    """The readings of the norm around a root, outermost first; between them why another candidate is none.
+    """Yield the readings of the norm around a root, outermost first, with the rejected ones in between.
 
-    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered
-    already.
+    For each end, the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of an input that is
+    already centered.
+
+    Yields:
+        a norm, or a rejected reading with the reason and the names of its two ends.
     """
     for y in reversed(c.ys):
         for x in reversed(c.xs):
@@ -48,7 +57,7 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Reject
                 break
             yield replace(reading, start=x.name, end=y.name)
     cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
-    # none begins behind it: it is no entry to a part in half precision
+    # A norm does not begin after a narrowing Cast: the Cast is not an entry to a part in half precision.
     if cast is not None:
         yield RejectedReading(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
@@ -62,7 +71,7 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Reject
 
 
 def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | RejectedReading:
-    """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
+    """Read the norm from x to y; `Clarity.APART` in a rejection means that the two can't belong together at all."""
     shape = graph.shape(x)
     dtype = graph.dtype(x)
     if shape is None or dtype is None:
@@ -87,7 +96,7 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
         if isinstance(region, Refusal):
             return RejectedReading(region.reason, region.tensor, clarity=Clarity.APART)
     if region.shape_leaves and not _have_same_shape(graph, x, y):
-        # sizes can be chosen at which the two agree, though they are others
+        # The sizes chosen for the evaluation may make the two shapes agree although they differ in general.
         return RejectedReading(
             f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
             y.name,
@@ -102,16 +111,15 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
             cast.outputs[0].name,
             region=region,
         )
-    # their product is a norm too, but with an epsilon that nobody wrote
+    # Two norms in a row multiply to one norm, but with an epsilon that nobody wrote.
     if _longest_norm_chain(graph, region) > 1:
         return RejectedReading("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(region, shape, dtype)
 
 
 def _longest_norm_chain(graph: Graph, region: Region) -> int:
-    """The largest number of roots on one path through the region that each have a reduction of their own before
-    them."""
-    # tensor -> (roots so far, a reduction since the last one)
+    """Count the roots on the path that has most of them, each with its own reduction before it."""
+    # id of a tensor -> (roots so far, a reduction was passed since the last root)
     seen: dict[int, tuple[int, bool]] = {}
     for node in region.nodes:
         roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
@@ -124,7 +132,7 @@ def _longest_norm_chain(graph: Graph, region: Region) -> int:
 
 
 def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
-    """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
+    """Find data besides x that enters between the root and y, or a root that takes scale and bias."""
     root = c.root
     inside = {id(t) for t in c.ys}
     operands: dict[int, gs.Tensor] = {}
@@ -148,7 +156,7 @@ def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -
 
 
 def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
-    """True where the file itself says that the two have one shape."""
+    """Return True if the file itself says that both have the same shape."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
     a = graph.shape(x)
     b = graph.shape(y)
@@ -159,7 +167,7 @@ def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
 
 
 def _have_different_shapes(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
-    """True where the file itself says that the two have different shapes."""
+    """Return True if the file itself says that the shapes differ."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
     a = graph.shape(x)
     b = graph.shape(y)

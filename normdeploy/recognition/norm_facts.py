@@ -1,8 +1,8 @@
-"""Norms as facts: what recognition says of a square root in the graph.
+"""Define the records that recognition makes of a square root and its surroundings.
 
-Structure proposes where a norm may begin and end (`recognition.anchors`, `recognition.norm_candidates`), values say
-whether it is one and which (`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`), and the
-passes say which of the readings is written as the fewest nodes.
+Structure proposes the ends of a norm (`recognition.anchors`, `recognition.norm_candidates`). Values decide whether it
+is a norm and which one (`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`). The passes
+choose the reading that needs the fewest nodes.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from .norm_parameters import MeasuredParameter
 
 @dataclass(frozen=True)
 class Norm:
-    """y = gamma · (x − mean)/sqrt(variance + epsilon) + beta; x and y have one shape and type."""
+    """Norm y = gamma · (x − mean)/sqrt(variance + epsilon) + beta; x and y have the same shape and type.
+
+    Attributes:
+        shape: dims of x as the file states them.
+        gamma: None if it is 1 everywhere.
+        beta: None if it is 0 everywhere.
+        ddof: 1 if the variance divides by n − 1 and n is dynamic. For a static n, gamma and epsilon contain the factor.
+        notes: remarks for the user of the fused norm.
+        guessed: the norm was read like another one, with constants from the same places; its certificate must decide.
+    """
 
     region: Region
     x: gs.Tensor
     y: gs.Tensor
     fit: NormFit
-    # as the file states it
     shape: Dims
     dtype: np.dtype
     epsilon: float
-    # None: one everywhere
     gamma: MeasuredParameter | None
-    # None: zero everywhere
     beta: MeasuredParameter | None
-    ddof: int = (
-        # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
-        0
-    )
-    # what its user should know where it is fused
+    ddof: int = 0
     notes: tuple[str, ...] = ()
-    guessed: bool = (
-        # read like another norm, its constants taken from where that one has them: its certificate must tell
-        False
-    )
+    guessed: bool = False
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes normalized over; of group norm's channel axis only a part."""
+        """Return the normalized axes, including group norm's channel axis, of which only a part is normalized."""
         return self.fit.normalized_axes
 
     @property
     def kind(self) -> str:
+        """Return the fit's kind, or "InstanceNorm" for a LayerNorm over the spatial axes with gamma or beta on other
+        axes.
+        """
         if self.fit.kind != "LayerNorm":
             return self.fit.kind
         rank = len(self.shape)
@@ -64,8 +66,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class RootCandidate:
-    """A root with its surroundings: where the norm around it may begin (nearest first) and end (in the graph's
-    order)."""
+    """Root with its surroundings.
+
+    Attributes:
+        xs: tensors at which the norm may begin, nearest first.
+        ys: tensors at which it may end, in the graph's order.
+        passed: nodes between the root and ``xs``.
+    """
 
     root: gs.Node
     xs: tuple[gs.Tensor, ...]

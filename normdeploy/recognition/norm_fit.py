@@ -1,4 +1,4 @@
-"""The reading of a region: a `NormFit`, or a `RejectedReading` with the reason."""
+"""Define the reading of a region: a `NormFit`, or a `RejectedReading` with the reason."""
 
 from __future__ import annotations
 
@@ -12,59 +12,66 @@ from ..graphs.region import Refusal, Region
 
 
 class Denominator(Enum):
-    """The denominator of a norm as a function of v, the mean square of its numerator."""
+    """Denominator of a norm as a function of v, the mean square of its numerator."""
 
     # sqrt(v + epsilon)
     EPSILON_INSIDE_ROOT = auto()
     # sqrt(v) + epsilon
     EPSILON_OUTSIDE_ROOT = auto()
-    # max(‖x‖₂, epsilon), no mean square: so gamma and epsilon of F.normalize are the same at every size
+    # max(‖x‖₂, epsilon): without a mean, so that gamma and epsilon of F.normalize are the same at every size
     CLAMPED_LENGTH = auto()
 
 
 @dataclass(frozen=True)
 class NormFit:
-    """A norm at concrete sizes: x̂ = (x − mean)/denominator over ``axes`` (and over blocks of ``block`` along
-    ``split``)."""
+    """Norm at concrete sizes: x̂ = (x − mean)/denominator over ``axes`` and over blocks of ``block`` along ``split``.
+
+    Calling it with x computes gamma · x̂ + beta.
+
+    Attributes:
+        shape: shape of x.
+        axes: axes normalized in full; never lists axes of size 1.
+        split: axis that is cut into groups (group norm), or None.
+        block: extent of a group along ``split``.
+        epsilon: NaN in a refusal that could not measure it.
+        gamma, beta: arrays that broadcast to y.
+    """
 
     shape: tuple[int, ...]
-    # normalized in full; axes of size 1 are never listed
     axes: tuple[int, ...]
-    # the axis that is cut into groups (group norm)
     split: int | None
-    # its extent inside a group
     block: int
     centered: bool
-    # NaN in a refusal that could not tell it
     epsilon: float
-    # the shape of y
     gamma: np.ndarray
     beta: np.ndarray
     denominator: Denominator = Denominator.EPSILON_INSIDE_ROOT
 
     @property
     def outside(self) -> bool:
-        """Whether epsilon is added to the root, not under it."""
+        """Return True if epsilon is added to the root, not under it."""
         return self.denominator is Denominator.EPSILON_OUTSIDE_ROOT
 
     @property
     def clamped(self) -> bool:
-        """Whether it divides by a length that is clamped from below."""
+        """Return True if the denominator is a length that is clamped from below."""
         return self.denominator is Denominator.CLAMPED_LENGTH
 
     @property
     def group_size(self) -> int:
-        """Elements in a group."""
+        """Return the number of elements in a group."""
         return math.prod(self.shape[a] for a in self.axes) * self.block
 
     @property
     def normalized_axes(self) -> tuple[int, ...]:
-        """The axes normalized over, the one that is cut into groups included."""
+        """Return the normalized axes, including the one that is cut into groups."""
         return tuple(sorted({*self.axes, *(() if self.split is None else (self.split,))}))
 
     @property
     def kind(self) -> str:
-        """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
+        """Return "RMSNorm", "LayerNorm" or "GroupNorm"; gamma and beta don't count, so an instance norm is a layer
+        norm.
+        """
         if not self.centered:
             return "RMSNorm"
         if self.split is None:
@@ -72,7 +79,10 @@ class NormFit:
         return "GroupNorm"
 
     def resize(self, shape: tuple[int, ...]) -> NormFit:
-        """The same grouping at another size of x (gamma and beta are dropped).
+        """Apply the same grouping to another size of x.
+
+        Returns:
+            the fit with gamma 1 and beta 0.
 
         Raises:
             ValueError: the blocks don't divide the axis.
@@ -82,7 +92,11 @@ class NormFit:
         return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
 
     def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
+        """Compute the numerator (x − mean, or x if not centered) and its mean square.
+
+        Returns:
+            both, broadcast to the shape of x.
+        """
         view, axes = self._grouped_view(x)
         if self.centered:
             d = view - view.mean(axis=axes, keepdims=True)
@@ -92,6 +106,7 @@ class NormFit:
         return d.reshape(self.shape), v.reshape(self.shape)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Compute gamma · x̂ + beta in float64."""
         d, v = self.center_and_square(x)
         y = np.asarray(self.gamma * d)
         del d
@@ -100,7 +115,11 @@ class NormFit:
         return np.asarray(y + self.beta)
 
     def divisor(self, v: np.ndarray) -> np.ndarray:
-        """Compute the denominator of mean squares ``v`` (of any shape)."""
+        """Compute the denominator from mean squares ``v`` of any shape.
+
+        Returns:
+            an array of the shape of ``v``.
+        """
         match self.denominator:
             case Denominator.CLAMPED_LENGTH:
                 return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
@@ -111,7 +130,7 @@ class NormFit:
 
     @property
     def epsilon_scale(self) -> float:
-        """The magnitude of x at which epsilon counts as much as x does."""
+        """Return the magnitude of x at which epsilon matters as much as x."""
         match self.denominator:
             case Denominator.CLAMPED_LENGTH:
                 return self.epsilon / math.sqrt(self.group_size)
@@ -121,19 +140,28 @@ class NormFit:
                 return math.sqrt(self.epsilon)
 
     def arrange_rows(self, rows: np.ndarray) -> np.ndarray:
-        """An x whose groups are the given rows (number of groups, n)."""
+        """Build an x whose groups are the given rows, shape (number of groups, group_size).
+
+        Returns:
+            x of ``shape``.
+        """
         view, axes = self._grouped_view(np.empty(self.shape))
         rest = [a for a in range(view.ndim) if a not in axes]
         order = [*rest, *sorted(axes)]
         return rows.reshape([view.shape[a] for a in order]).transpose(np.argsort(order)).reshape(self.shape)
 
     def rows_of(self, x: np.ndarray) -> np.ndarray:
-        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange_rows``."""
+        """Read the groups of ``x`` as rows: the inverse of ``arrange_rows``.
+
+        Returns:
+            array of shape (number of groups, group_size).
+        """
         view, axes = self._grouped_view(x)
         rest = [a for a in range(view.ndim) if a not in axes]
         return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.group_size)
 
     def _grouped_view(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        """View x with the split axis cut into (groups, block); return it with the axes to reduce."""
         if self.split is None:
             return x, self.axes
         s = self.split
@@ -142,25 +170,25 @@ class NormFit:
 
 
 class Clarity(IntEnum):
-    """How much a rejected reading says of a norm."""
+    """Degree to which a rejected reading explains a norm."""
 
-    # these two ends don't belong together
+    # The two ends don't belong together.
     APART = 0
-    # said only where there is nothing better
+    # Reported only if there is no better reason.
     VAGUE = 1
-    # it names the norm's flaw
+    # The reason names the norm's flaw.
     SPECIFIC = 2
 
 
 @dataclass(frozen=True)
 class RejectedReading(Refusal):
-    """Why what lies between two tensors is no norm.
+    """Reason why the nodes between two tensors are not a norm.
 
     Attributes:
-        clarity: how much the reason says.
-        start, end: the names of the two tensors.
-        region: the nodes that were evaluated; None where none were.
-        fit: the norm that they seemed to be, before something spoke against it.
+        clarity: how specific the reason is.
+        start, end: names of the two tensors.
+        region: the nodes that were evaluated; None if none were.
+        fit: the norm that they seemed to be before a check failed.
     """
 
     clarity: Clarity = Clarity.SPECIFIC

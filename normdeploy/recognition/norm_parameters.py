@@ -1,8 +1,7 @@
-"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, or
-data.
+"""Match measured gamma, beta and epsilon with the values that the file stores.
 
-A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps
-its name.
+A measured value is accurate to about 1e-13. If a constant of the file agrees with it, the constant is taken: it is
+exact and keeps its name. Gamma and beta may also be data.
 """
 
 from __future__ import annotations
@@ -19,34 +18,46 @@ from ..graphs.region import Refusal, Region
 from .anchors import is_norm_node
 
 _CASTS = ("Cast", "CastLike")
-# what a constant passes through and stays what it is
+# A constant keeps its values through these ops.
 _FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")
-# views that leave the elements in their order
+# Views that keep the order of the elements.
 _SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")
 
 
 @dataclass(frozen=True)
 class MeasuredParameter:
-    """Gamma or beta: a constant (``value``, as many axes as x, 1 where it does not vary) or data (``tensor``).
+    """Gamma or beta: a constant or data.
 
-    ``tensor`` is also set where an initializer of the file holds the value as it is, so that it keeps its name.
+    Attributes:
+        value: the constant, with as many axes as x and size 1 along axes on which it does not vary; None for data.
+        tensor: the data, or the file's initializer that stores exactly ``value`` and so keeps its name.
+        varies: the axes of x along which it varies.
     """
 
     value: np.ndarray | None
     tensor: gs.Tensor | None = None
-    # the axes of x along which it differs
     varies: tuple[int, ...] = ()
 
     @property
     def data(self) -> bool:
+        """Return True if the parameter is data, not a constant."""
         return self.value is None
 
 
 def find_parameter(
     graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float, vector: bool = False
 ) -> MeasuredParameter | Refusal | None:
-    """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one,
-    where it is one."""
+    """Identify gamma or beta from its measured values.
+
+    Args:
+        full: the measured values, in the shape of x.
+        others: values that the leaves other than x had during the measurement.
+        neutral: 1 for gamma, 0 for beta.
+        vector: for data, return the one-dimensional tensor behind its views, if there is one.
+
+    Returns:
+        the parameter, None if it is ``neutral`` everywhere, or a refusal if its data can't be broadcast to x.
+    """
     scale = np.abs(full).max()
     for leaf, values in zip(region.leaves[1:], others, strict=True):
         flat = np.sort(values, axis=None)
@@ -73,7 +84,7 @@ def _is_close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
 def _data_parameter(
     graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool
 ) -> MeasuredParameter | Refusal:
-    """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
+    """Find a data gamma or beta: the nearest tensor above ``leaf``, behind views, that broadcasts to x as required."""
     varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
     t: gs.Tensor = leaf
     wanted = tuple(index.shape[a] for a in varies)
@@ -89,7 +100,7 @@ def _data_parameter(
 
 
 def _underlying_vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
-    """The vector that ``t`` is a view of, or ``t`` itself."""
+    """Return the vector that ``t`` is a view of, or ``t`` itself."""
     above = t
     while len(graph.shape(above) or ()) != 1:
         node = graph.producer(above)
@@ -100,7 +111,11 @@ def _underlying_vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
 
 
 def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> MeasuredParameter:
-    """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
+    """Match a measured value with a constant of the file.
+
+    Returns:
+        the constant, which is exact, possibly times a factor; the measured value if no constant matches.
+    """
     for t in region_constants(graph, region):
         if (
             t.shape is None
@@ -121,7 +136,11 @@ def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tupl
 
 
 def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
-    """The measured epsilon, or the number of the file that it is."""
+    """Replace a measured epsilon by the number of the file that agrees with it.
+
+    Returns:
+        that number, or ``epsilon`` if none agrees.
+    """
     exact = stored_epsilon(graph, region, epsilon)
     if exact is None:
         return epsilon
@@ -129,7 +148,11 @@ def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
 
 
 def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
-    """The number of the file that the measured epsilon is; None where there is no such number."""
+    """Find the number of the file that agrees with the measured epsilon to a relative 1e-7.
+
+    Returns:
+        the number, from an attribute or a scalar constant; None if none agrees.
+    """
     attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if is_norm_node(n))
     scalars = (
         graph.value(t)
@@ -141,8 +164,11 @@ def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None
 
 
 def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
-    """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that
-    they are cast to."""
+    """List the nonzero scalars that a Cast of the file turns into zero; the evaluation in float64 does not show this.
+
+    Returns:
+        pairs of the number and the name of the type that it is cast to.
+    """
     vanished: dict[tuple[float, str], None] = {}
     stack = [
         t
@@ -166,7 +192,11 @@ def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]
 
 
 def region_constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
-    """The file's own constants that the region reads, also behind views and Casts of them."""
+    """Yield the file's constants that the region reads, directly or behind views and Casts.
+
+    Yields:
+        each constant once; a ``value_float`` of a Constant node as an unnamed float32 constant.
+    """
     seen: set[int] = set()
     stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
     while stack:

@@ -1,5 +1,7 @@
-"""What a deviation divides, where that is neither its input nor its input minus a mean: EvoNorm's x·sigmoid(v·x)
-(arXiv:2004.02967)."""
+"""Name the numerator of a deviation if it is neither its input nor its input minus a mean.
+
+An example is EvoNorm's x·sigmoid(v·x) (arXiv:2004.02967).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from ..graphs.graph import Graph, value_inputs
 from .anchors import INSIDE, VIEWS
 from .fit_measurement import EVEN
 
-# nodes walked below a deviation, and above what it divides
+# Limit of nodes walked below a deviation, and above its numerator.
 _FARTHEST = 24
 
 
 def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
-    """Why what divides by ``deviation``, a function of x that is the same for −x, is no norm of x."""
+    """Explain why a division by ``deviation``, a function of x that is the same for −x, is not a norm of x.
+
+    Returns:
+        the reason, which names the first node of the numerator that no norm contains.
+    """
     for divided in _numerators_of(graph, deviation):
         node = _foreign_node_above(graph, divided, x)
         if node is not None:
@@ -30,7 +36,7 @@ def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
 
 
 def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
-    """The numerators of the fractions that have it, or a view of it, as their denominator."""
+    """Find the numerators of the fractions that have ``deviation``, or a view of it, as denominator."""
     numerators: list[gs.Tensor] = []
     stack = [(deviation, False)]
     seen = 0
@@ -48,7 +54,7 @@ def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
 
 
 def _foreign_node_above(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
-    """The nearest node above ``t``, and not above ``x``, that no norm contains; None where there is none."""
+    """Find the nearest node above ``t``, and not above ``x``, that no norm contains; None if there is none."""
     stack = [t]
     seen = 0
     while stack and seen < _FARTHEST:

@@ -1,13 +1,12 @@
-"""The sizes at which a region is asked and judged: its symbolic dims get some, and so do large static dims that it
-treats place by place.
+"""Choose the sizes at which a region is evaluated and judged.
 
-A norm of (64, 256, 56, 56) over the channels is the same function at each of its 64 · 56 · 56 places, so a few of them
-show what it computes. An axis of x is loose, and gets two small sizes in turn like a dynamic one, where all of this
-holds:
+Symbolic dims need a size, and large static dims get a smaller one if the region treats them place by place. A norm of
+(64, 256, 56, 56) over the channels is the same function at each of its 64 · 56 · 56 places. A few places therefore show
+its function. An axis of x is loose if all of this holds; it then gets two small sizes in turn, as a dynamic one does:
 
-- the region reads x alone and no shapes, so that nothing but its constants can know the static size;
-- it can be evaluated at a small size of that axis: no constant (gamma, the shape of a Reshape) holds the static one;
-- where one element of x changes, y changes at no other place along that axis: nothing is summed up over it.
+- The region reads only x and no shapes, so only its constants can depend on the static size.
+- It can be evaluated at a small size of that axis: no constant (gamma, the shape of a Reshape) has the static size.
+- If one element of x changes, y changes at no other place along that axis: nothing is summed over it.
 """
 
 from __future__ import annotations
@@ -21,22 +20,26 @@ from ..evaluate import evaluator
 from ..evaluate.evaluation_budget import is_affordable
 from ..graphs.region import BoundRegion, EvaluationFailed, Region, concrete_shape, size_assignments
 
-# elements of x up to which static sizes are left as they are
+# Static sizes of an x with up to this many elements are left unchanged.
 _LARGE = 2**16
-# an axis up to this is left as it is
+# An axis up to this size is left unchanged.
 _LONG = 8
-# in place of a longer one; never 1, which would broadcast
+# Sizes of a loose axis; never 1, which would broadcast.
 _FEW = (2, 3)
-# while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
+# Size of an axis while the normalized axes are unknown. With two elements x̂ is ±1 and depends on neither.
 _TRIAL = 3
 
 
 def bound_regions(
     region: Region, loose: tuple[int, ...] | None = None
 ) -> Iterator[tuple[BoundRegion, tuple[int, ...]]]:
-    """The region bound to sizes that suit it, with x's concrete shape.
+    """Bind a region to sizes at which it can be evaluated.
 
-    ``loose``: the axes of x whose static size is replaced, those of `find_loose_axes` where it is None.
+    Args:
+        loose: axes of x whose static size is replaced; None takes those of `find_loose_axes`.
+
+    Yields:
+        the bound region and the concrete shape of x.
     """
     any_size = loose is not None
     if loose is None:
@@ -57,8 +60,10 @@ def bound_regions(
 
 
 def _enlarge_sizes(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[str, int], tuple[int, ...] | None]:
-    """``sizes``, or larger ones where x has next to no places at them: a waveform of 5 samples leaves -1 behind two
-    convolutions."""
+    """Return ``sizes``, or larger ones if x would have almost no elements.
+
+    A waveform of 5 samples has −1 samples after two convolutions.
+    """
     dims = region.graph.shape(region.leaves[0]) or ()
     for factor in (1, 8, 64, 512):
         larger = {name: factor * n for name, n in sizes.items()}
@@ -69,7 +74,11 @@ def _enlarge_sizes(region: Region, sizes: Mapping[str, int]) -> tuple[Mapping[st
 
 
 def find_loose_axes(region: Region) -> tuple[int, ...]:
-    """The axes of x, the first leaf, whose static size says nothing about what the region computes."""
+    """Find the axes of x, the first leaf, whose static size does not affect the region's function.
+
+    Returns:
+        the axes, sorted; empty if x has at most 2^16 elements, or if the region reads other data or shapes.
+    """
     graph = region.graph
     if len(region.leaves) > 1 or region.shape_leaves or any(n.op in ("Shape", "Size") for n in region.nodes):
         return ()
@@ -88,6 +97,7 @@ def find_loose_axes(region: Region) -> tuple[int, ...]:
 
 
 def _axes_computed_by_place(bound: BoundRegion, size: tuple[int, ...], long: list[int]) -> tuple[int, ...]:
+    """Return the ``long`` axes along which an element of x moves y only at its own place."""
     loose: tuple[int, ...] = ()
     for axis in long:
         if not is_affordable(_shrink_loose_axes(size, (*loose, axis))):
@@ -111,7 +121,7 @@ def _axes_computed_by_place(bound: BoundRegion, size: tuple[int, ...], long: lis
 
 
 def _evaluate_region(bound: BoundRegion, x: np.ndarray) -> np.ndarray | None:
-    """The region's value, None where it has none of x's shape."""
+    """Return the region's value, or None if it can't be evaluated or its shape is not that of x."""
     try:
         with evaluator.silence_numpy():
             y = bound.run([x])

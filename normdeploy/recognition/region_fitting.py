@@ -1,5 +1,8 @@
-"""A region between two tensors as the norm that its values say it is: the fits at two sizes, and what they and the
-file's constants agree on."""
+"""Read a region between two tensors as a norm from its values.
+
+The region is fitted at one size, or at two if the size of its groups is dynamic. The fits have to agree, and the file's
+constants replace measured values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ from .probe_sizes import bound_regions
 
 
 def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | RejectedReading:
-    """Read the norm that a region computes of its first leaf, of ``shape`` and ``dtype``, or say why it is none."""
+    """Read the norm that a region computes from its first leaf, of ``shape`` and ``dtype``.
+
+    Returns:
+        the norm, or a rejected reading with the reason.
+    """
     graph = region.graph
     fits: list[NormFit] = []
     given: list[list[np.ndarray]] = []
@@ -72,9 +79,12 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
 
 
 def norm_like_other(region: Region, other: Norm) -> Norm | None:
-    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places
-    can't be told."""
-    # half precision may not hold a wider constant
+    """Read ``region`` as the norm ``other``, whose region differs only in the values of large constants.
+
+    Returns:
+        a guessed norm; None if the constants' places are unknown, if data enters, or in half precision.
+    """
+    # Half precision may not represent a wider constant.
     if len(region.leaves) > 1 or other.dtype.itemsize == 2:
         return None
     params: list[MeasuredParameter | None] = []
@@ -105,7 +115,7 @@ def _has_dynamic_groups(shape: Dims, fitted: NormFit) -> bool:
 
 
 def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
-    """The fit with the variance that divides by n − 1, where that makes two sizes n agree in gamma and epsilon."""
+    """Return the fit with a variance that divides by n − 1, if gamma and epsilon then agree at both sizes n."""
     if (
         (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside)
         or a.group_size == b.group_size
@@ -123,8 +133,10 @@ def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
 
 
 def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
-    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file
-    holds."""
+    """Return the fit with a variance that divides by n − 1, if its epsilon is stored in the file.
+
+    This is for epsilon outside the root over a static size.
+    """
     if not fitted.outside or not fitted.centered or fitted.group_size < 2:
         return None
     factor = np.sqrt(fitted.group_size / (fitted.group_size - 1))
@@ -135,7 +147,7 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
 
 
 def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
-    """Describe how two fits of one region at two sizes differ, None if they agree."""
+    """Describe how two fits of one region at two sizes differ; None if they agree."""
     if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
@@ -150,17 +162,17 @@ def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
 
 
 def _has_varying_gamma(fit: NormFit) -> bool:
-    """Whether gamma differs between elements, so that one number can't be compared with another size's."""
+    """Return True if gamma differs between elements, so that no single number can be compared between sizes."""
     return bool(np.ptp(np.abs(fit.gamma)) > 1e-9 * np.abs(fit.gamma).max())
 
 
 def _build_norm(
     region: Region, fitted: NormFit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype
 ) -> Norm | Refusal:
-    """Build the norm of a fit, with the file's own gamma, beta and epsilon where they are what was measured.
+    """Build the norm of a fit, with the file's own gamma, beta and epsilon if they agree with the measured values.
 
     Args:
-        others: the values of the other leaves while it was measured.
+        others: values that the leaves other than x had during the measurement.
     """
     graph = region.graph
     grouped = fitted.split is not None
@@ -194,7 +206,7 @@ def _build_norm(
         region,
         region.leaves[0],
         region.y,
-        # without gamma and beta, which take as much as x
+        # The fit is kept without gamma and beta, which take as much memory as x.
         fitted.resize(fitted.shape),
         shape,
         dtype,
@@ -206,7 +218,7 @@ def _build_norm(
 
 
 def _epsilon_notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
-    """Of an epsilon that a Cast of the file makes zero: its author wrote it, and the node holds it."""
+    """Note an epsilon that a Cast of the file turns into zero; the node keeps the number that its author wrote."""
     return tuple(
         f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on"
         f" constant rows, the node computes with the {number:.7g} that was written"
@@ -221,7 +233,7 @@ def _is_representable(value: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def _has_wider_constants(graph: Graph, region: Region) -> bool:
-    """Whether gamma or beta may be of a wider type than x: then they must not be rounded to x's."""
+    """Return True if gamma or beta may have a wider type than x; rounding them to x's type would change them."""
     constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
     return any(
         (d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1
