@@ -37,7 +37,7 @@ class _KernelWindow(NamedTuple):
 
 
 def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
-    """Split each total over both ends; an odd element goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
+    """Split each total over both ends; SAME_UPPER puts an odd element at the end, SAME_LOWER at the beginning."""
     small = tuple(t // 2 for t in totals)
     large = tuple(t - t // 2 for t in totals)
     if auto_pad == "SAME_UPPER":

@@ -1,1 +1,1 @@
-"""ONNX graphs for the rest of the package: nodes, tensors, dims, bodies and functions. Nothing here knows about norms."""
+"""ONNX graphs for the rest of the package: nodes, tensors, dims, bodies and functions. No module here knows norms."""

@@ -3,8 +3,8 @@
 - Packed attention (``torch.nn.MultiheadAttention``) stacks query, key and value on an axis of three. Unsqueeze,
   Transpose and Squeeze bring this axis to the front, and Gather takes it apart.
 - A Reshape of a Reshape is one Reshape.
-- A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If only elementwise
-  functions stand between two layers (a GELU, decomposed or not), the rows may stay rows.
+- A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If all nodes between
+  two layers are elementwise (a GELU, decomposed or not), the rows may stay rows.
 - A Pad by zero counts copies. Swin pads each image to a multiple of seven even if it already is one.
 - Consecutive Unsqueezes are one.
 - GatherElements of constants is a constant. onnx's evaluator can't compute it (1.23).
