@@ -303,7 +303,7 @@ class _BoundsAnalysis:
 
 
 def _merge_sources(origins: Iterable[_IndexSource]) -> frozenset[_IndexSource]:
-    """Merge the origins of each input or dim into one that covers them all; returns none at all if there are too many."""
+    """Merge the origins of each input or dim into one that covers them all; no origin remains if there are too many."""
     merged: dict[tuple[str, bool], _IndexSource] = {}
     for origin in origins:
         other = merged.get((origin.what, origin.counted), origin)
