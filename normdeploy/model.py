@@ -19,7 +19,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# min, opt and max of a dim without a stated range
+# min, opt and max of a dim without a stated range.
 DEFAULT_SIZES = (1, 8, 64)
 
 
@@ -113,7 +113,7 @@ class Dim:
         return ()
 
 
-# min, opt, max of a whole input
+# min, opt and max of a whole input.
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -147,7 +147,7 @@ class TensorSpec:
         return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
 
 
-# Most random values of one input; they take 8 GiB in float64.
+# Maximum number of random values of one input; they take 8 GiB in float64.
 MOST = 2**30
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from . import contractions
 from .evaluator_core import Array, Attrs, Inputs, Result, Table, UnsupportedOp, is_quantized_type, optional_input
 
-# elem_type → dtype, for the attribute `output_dtype`
+# elem_type → dtype, for the attribute `output_dtype`.
 TYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),

@@ -189,7 +189,7 @@ _ANEW = {"Clip": _default_clip_bounds, "Pad": _default_pad_value}
 def _find_unread_constants(
     nodes: list[onnx.NodeProto], originals: Mapping[str, onnx.NodeProto], outputs: set[str]
 ) -> set[str]:
-    """Return the names of constants that the converter made and that are no longer read."""
+    """Return the names of constants that the converter made and nothing reads."""
     read = outputs | {name for node in nodes for name in node.input}
     made = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output[0] not in originals}
     return made - read

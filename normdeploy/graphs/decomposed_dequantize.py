@@ -16,9 +16,9 @@ from ..storage.shared_weights import tensor_array
 from .quantization_info import DEQUANTIZE
 
 _CODES = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
-# fewest elements for which codes count as a weight
+# Minimum number of elements for which codes count as a weight.
 MANY = 64
-# first opset in which DequantizeLinear has an axis
+# First opset in which DequantizeLinear has an axis.
 _PER_CHANNEL = 13
 
 

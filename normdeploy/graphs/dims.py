@@ -14,7 +14,7 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
-# elem_type and shape, each None if unknown
+# elem_type and shape, each None if unknown.
 Type = tuple[int | None, Dims | None]
 
 

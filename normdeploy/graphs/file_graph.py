@@ -46,7 +46,7 @@ _ELEMENTWISE = frozenset(
     }
 )
 _NORMS = DEFAULT | OURS
-# highest opset whose ops the passes write
+# Highest opset whose ops the passes write.
 NEWEST = max(row.since for row in STANDARD.values())
 # Larger constants, in bytes, are read again each time.
 _LARGE = 2**12
@@ -63,21 +63,21 @@ class FileGraph(LinkedGraph):
         """
         super().__init__(proto)
         self.opset = default_domain_opset(proto)
-        # nodes that we wrote, by the newest opset's definition
+        # Nodes that we wrote, by the newest opset's definition.
         self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        # for computed constants
+        # For computed constants.
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
-        # values of tensors passed to `treat_as_constant`
+        # Values of tensors passed to `treat_as_constant`.
         self._taken: dict[int, np.ndarray] = {}
-        # exact values that rewrites computed
+        # Exact values that rewrites computed.
         self.exact = ExactConstants()
-        # shapes that neither the file nor inference knows
+        # Shapes that neither the file nor inference knows.
         self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
-        # shapes that are final
+        # Shapes that are final.
         self._stated: dict[int, Dims] = {}
         self._dtypes: dict[int, int] = {}
 

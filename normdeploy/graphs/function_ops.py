@@ -18,10 +18,10 @@ from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.proto_traversal import copy_field, function_key, nodes_with_bodies
 
-# first IR version in which a model may hold functions
+# First IR version in which a model may hold functions.
 _IR_OF_FUNCTIONS = 8
 
-# (domain, name)
+# Domain and name.
 Op = tuple[str, str]
 
 

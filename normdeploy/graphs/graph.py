@@ -1,7 +1,7 @@
 """ONNX graph that the passes edit and write: `normdeploy.graphs.file_graph` with changes.
 
-Edits only change which tensors nodes read and write. A node whose outputs are no longer used is dropped from the
-exported list. Its own links are left alone, because residual branches share them.
+Edits only change which tensors nodes read and write. A node whose outputs are unused is dropped from the exported list.
+Its own links are left alone, because residual branches share them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Graph(FileGraph):
         super().__init__(proto)
         # An id identifies an object only while the object lives.
         self._keep: list[gs.Node | gs.Tensor] = []
-        # id of a node → the last node that was inserted after it
+        # id of a node → the last node that was inserted after it.
         self._inserted: dict[int, gs.Node] = {}
         self._dead: set[int] = set()
         self._weights = weights
-        # by id of a new large constant
+        # By id of a new large constant.
         self._referring: dict[int, onnx.TensorProto] = {}
         self._names = {*taken, *all_names(proto.graph)}
-        # id of a Constant node that we made → the initializer that is written for it
+        # id of a Constant node that we made → the initializer that is written for it.
         self._settled: dict[int, gs.Constant] = {}
-        # results of recognition for one norm, to try on similar ones
+        # Results of recognition for one norm, to try on similar ones.
         self.memo: dict[object, object] = {}
 
     @property
@@ -123,7 +123,7 @@ class Graph(FileGraph):
     ) -> None:
         """Insert ``new_nodes`` and let the last of them produce ``old``, which keeps its name and readers.
 
-        Nodes that are no longer used are dropped.
+        Nodes that become unused are dropped.
 
         Args:
             shape: of ``old``, if it is known now.
@@ -152,7 +152,7 @@ class Graph(FileGraph):
         self.redirect_readers(old, new_nodes[-1], place)
 
     def redirect_readers(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
-        """Let output number ``place`` of ``node``, which is in the graph, become ``old``. Nodes no longer used are
+        """Let output number ``place`` of ``node``, which is in the graph, become ``old``. Nodes that become unused are
         dropped.
         """
         before = self.producer(old)
@@ -168,7 +168,7 @@ class Graph(FileGraph):
     def freeze_tensor(self, t: gs.Tensor, value: np.ndarray) -> None:
         """Replace ``t`` by an initializer of the same name that holds ``value``.
 
-        ``t`` is computed from constants or sizes that the file states. Nodes that are no longer used are dropped.
+        ``t`` is computed from constants or sizes that the file states. Nodes that become unused are dropped.
         """
         node = gs.Node(
             "Constant",

@@ -19,9 +19,9 @@ from ..storage.shared_weights import tensor_array
 from ..types import Arrays
 from .index_bounds import IndexLimit, find_index_bounds
 
-# most elements of a constant that is read as thresholds
+# Maximum number of elements of a constant that is read as thresholds.
 _FEW = 64
-# most thresholds of one tensor
+# Maximum number of thresholds of one tensor.
 _MOST = 24
 # A threshold of the result is one of the input, because elements are moved, selected or averaged.
 _SAME = frozenset(
@@ -153,7 +153,7 @@ class GraphThresholds:
 def find_thresholds(proto: onnx.ModelProto) -> GraphThresholds:
     """Read the thresholds of a model in one pass over its nodes, bodies and functions.
 
-    Returns: the thresholds by input.
+    Returns: thresholds and index limits by input, and the inputs that determine sizes.
     """
     walk = _ThresholdPropagation({(f.domain, f.name): f for f in proto.functions})
     thresholds = walk.propagate_graph(proto.graph, {})

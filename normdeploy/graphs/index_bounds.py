@@ -43,7 +43,7 @@ _COUNTS = (
     onnx.TensorProto.INT32,
     onnx.TensorProto.FLOAT,
 )
-# most elements of a constant whose values are tracked
+# Maximum number of elements of a constant whose values are tracked.
 _SMALL = 64
 
 

@@ -16,7 +16,7 @@ from onnx import helper
 from .quantization_info import DEQUANTIZE
 
 _BITS = (2, 4, 8)
-# accuracy level at which the kernel rounds A too
+# Accuracy level at which the kernel rounds A too.
 _EIGHT_BIT_ACTIVATIONS = 4
 
 

@@ -15,9 +15,9 @@ from ..findings.records import DiagramBox, Finding, NormDiagram
 from ..storage.onnx_domains import qualified_op
 from . import norm_extraction
 
-# most boxes of one diagram
+# Maximum number of boxes of one diagram.
 _MOST = 60
-# neighbors drawn on each side
+# Neighbors drawn on each side.
 _BESIDE = 3
 _PICTURES = 40
 
@@ -95,7 +95,7 @@ class _DiagramNeighbors:
         if not inside or len(places) > _MOST:
             return ()
         drawn: list[DiagramBox] = []
-        # tensor → the box that provides it
+        # tensor → the box that provides it.
         index: dict[str, int] = {}
         for name in sources:
             if name not in made:

@@ -18,7 +18,7 @@ from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
 
-# most elements of a constant whose values a runtime may read: axes, shapes, epsilon
+# Maximum number of elements of a constant whose values a runtime may read: axes, shapes, epsilon.
 _SMALL = 16
 
 
@@ -83,7 +83,9 @@ class NormExtractor:
         Args:
             shapes: shapes that are known better than the file states them.
 
-        Returns: the model; None if a tensor is not in this graph, or the type of an input is unknown.
+        Returns:
+            The model; None if a tensor is not in this graph, the type of an input is unknown, or no output depends on
+            data.
         """
         if not tensors or any(t not in self.made for t in tensors):
             return None

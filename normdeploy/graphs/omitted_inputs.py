@@ -13,7 +13,7 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import FunctionKey, copy_model, function_key, iter_subgraphs, nodes_with_bodies
 from .proto_queries import own_functions
 
-# Most functions that may be added to a file; an n-input function has up to 2^n variants.
+# Maximum number of functions that may be added to a file; an n-input function has up to 2^n variants.
 _MOST = 256
 
 
@@ -103,7 +103,7 @@ def _function_variant(
 
 
 def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[FunctionKey]) -> None:
-    """Remove those of the ``replaced`` functions that are no longer called."""
+    """Remove those of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
         calls = {function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}

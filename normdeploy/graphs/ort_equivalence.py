@@ -32,7 +32,7 @@ _FLOATING = {
     "float32": onnx.TensorProto.FLOAT,
     "float64": onnx.TensorProto.DOUBLE,
 }
-# attributes of Cast and of ops that draw or count
+# Attributes of Cast and of ops that draw or count.
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 
 

@@ -23,7 +23,7 @@ OPS = frozenset(OURS)
 JOINED = frozenset(op for op, row in OURS.items() if row.joined)
 # TensorRT runs the bodies of these too.
 WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)
-# first opset for which bodies are written; some need a newer op
+# First opset for which bodies are written; some need a newer op.
 OLDEST = min(row.since for row in OURS.values())
 
 

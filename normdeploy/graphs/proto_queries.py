@@ -12,7 +12,7 @@ from ..norms.third_party import is_managed_op
 from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
 from .dims import Dims, Type
 
-# first IR version in which an initializer need not be a graph input
+# First IR version in which an initializer need not be a graph input.
 IR_OF_CONSTANTS = 4
 
 
@@ -75,7 +75,7 @@ def value_info_type(v: onnx.ValueInfoProto) -> Type:
     return kind.elem_type or None, shape
 
 
-# torch's name for the module of a node that a pass inserted outside all modules
+# torch's name for the module of a node that a pass inserted outside all modules.
 _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 

@@ -21,7 +21,7 @@ from ..storage.proto_traversal import attribute_value, copy_model, iter_bodies, 
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
-# first opset in which Softmax works on one axis, not on all from this axis on
+# First opset in which Softmax works on one axis, not on all from this axis on.
 _AXES_ARE_OWN = 13
 
 
@@ -80,7 +80,7 @@ def _form_of(node: onnx.NodeProto) -> _QOperatorForm:
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _SUFFIX = "_quantized"
-# attributes that the plain ops lack
+# Attributes that the plain ops lack.
 _OWN_ATTRIBUTES = ("channels_last", "opset")
 
 

@@ -20,20 +20,20 @@ from ..storage.proto_traversal import attribute_graphs, attribute_values, iter_b
 from ..storage.shared_weights import tensor_array
 from .proto_queries import module_path
 
-# metadata key of files that `normdeploy.quantization` made
+# Metadata key of files that `normdeploy.quantization` made.
 RECORD = "normdeploy.quantization"
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 DYNAMIC = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
 BITS = "MatMulNBits"
-# positions of the scales and zero points of these ops
+# Positions of the scales and zero points of these ops.
 _INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}
 INTEGER = ("MatMulInteger", "ConvInteger")
-# metadata key of biases that correct a shift using the weight as stored
+# Metadata key of biases that correct a shift using the weight as stored.
 RECENTRED = f"{RECORD}.recentred"
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# ops that quantize internally; only their runtime computes them
+# Ops that quantize internally; only their runtime computes them.
 _SEALED = (
     "QLinear",
     "QGemm",

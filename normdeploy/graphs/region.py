@@ -23,7 +23,7 @@ from .dims import Dims, dim_symbols, evaluate_dim
 from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
-# most elements of a constant that determines the function (epsilon, exponents, axes), not just its scale
+# Maximum number of elements of a constant that determines the function (epsilon, exponents, axes), not just its scale.
 _SMALL = 4
 
 
@@ -31,15 +31,15 @@ class RefusalKind(Enum):
     """Kind of a refusal, for callers that handle kinds differently. The reason is for people."""
 
     PLAIN = auto()
-    # fails at these sizes; others may work
+    # Fails at these sizes; others may work.
     NOT_EVALUATED = auto()
-    # the same result for x and −x
+    # The same result for x and −x.
     EVEN = auto()
-    # the form is not for norms of this kind; another form's reason is more informative
+    # The form is not for norms of this kind; another form's reason is more informative.
     OTHER_NORM = auto()
-    # the file's opset is too old for the form
+    # The file's opset is too old for the form.
     OPSET = auto()
-    # no linear op is there that could take a scale and shift
+    # No linear op is available to take a scale and shift.
     NO_LINEAR_OP = auto()
 
 
@@ -324,7 +324,7 @@ def compile_region(
 
     Args:
         ops: ops that data may pass through; None for all that can be evaluated.
-        limit: most nodes.
+        limit: maximum number of nodes.
 
     Returns: the region; a refusal that names the first other data that ``y`` depends on, or the reason it is too large.
     """
@@ -416,7 +416,7 @@ def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[s
     Returns: symbol → size, for each try; [{}] without symbols.
     """
     ordered = sorted(names)
-    # about ten groups: one for each pattern
+    # About ten groups: one for each pattern.
     if len(ordered) == 1:
         first = [[9], [11]]
     else:
@@ -446,7 +446,7 @@ _FAILURES = (
         AssertionError,
         MemoryError,
     ),
-    # a required input is omitted
+    # A required input is omitted.
     AttributeError,
 )
 

@@ -22,9 +22,9 @@ from .dims import Dims, dim_size, is_invented_name
 from .graph import Graph
 from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size, product_of_sizes
 
-# most elements of an integer tensor that is tracked
+# Maximum number of elements of an integer tensor that is tracked.
 _OPERAND = 64
-# exporters write this, or the largest int64, for "to the end"
+# Exporters write this, or the largest int64, for "to the end".
 _END = 2**31 - 1
 _FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 

@@ -13,7 +13,7 @@ from .proto_queries import single_use_symbols, value_info_type
 
 # Inference reads only the values of small integer constants.
 _INFERENCE_SIZE = 512
-# most elements of a vector whose values inference may write out
+# Maximum number of elements of a vector whose values inference may write out.
 _LONGEST = 2**20
 
 

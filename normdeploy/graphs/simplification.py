@@ -49,18 +49,18 @@ __all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
 # A quantized weight stays in its few bits, and runtimes search for the pair of nodes.
 _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
-# opset of the newest op that the rules write (Reshape with allowzero)
+# Opset of the newest op that the rules write (Reshape with allowzero).
 _RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-# most elements of positions, masks and rows of tables that are folded
+# Maximum number of elements of positions, masks and rows of tables that are folded.
 _MADE = 2**20
-# most elements of any other constant that is read for folding
+# Maximum number of elements of any other constant that is read for folding.
 _READ = 2**13
-# most elements that are created from these
+# Maximum number of elements that are created from these.
 _GROWN = 2**18
-# most elements of initializers that are compared with each other: tables of positions, one per layer
+# Maximum number of elements of initializers that are compared with each other: tables of positions, one per layer.
 _ALIKE = 2**16
-# Most inputs of a node. Merging equal initializers scans all inputs each time, which takes minutes beyond that.
+# Maximum number of inputs of a node. Merging equal initializers scans all inputs each time, which takes minutes beyond that.
 _WIDE = 256
 # Each round resolves values that the previous one made constant; models so far settle in two or three.
 _ROUNDS = 4
@@ -347,11 +347,11 @@ def _is_foldable(node: ir.Node) -> bool:
     """Return whether a node on constants is small enough to be folded.
 
     At most 8,192 elements may be read and 262,144 created. More are allowed for positions and masks, and for selections
-    that are no larger than their table, because these feed chains of such nodes. A Transpose of a weight without other
+    that are not larger than their table, because these feed chains of such nodes. A Transpose of a weight without other
     readers is always folded.
     """
     for value in node.inputs:
-        # the pass's list of ancestors, which grows quadratically along a chain of constants
+        # The pass's list of ancestors, which grows quadratically along a chain of constants.
         if value is not None:
             value.meta.pop(FOLDED_FROM_KEY, None)
     if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-# sorted symbols, repeated for powers
+# Sorted symbols, repeated for powers.
 Monomial = tuple[str, ...]
-# Most terms of a product; polynomials of sizes have a handful.
+# Maximum number of terms of a product; polynomials of sizes have a handful.
 _TERMS = 2**12
-# Most factors of a term, as many as an array has axes.
+# Maximum number of factors of a term, as many as an array has axes.
 _FACTORS = 64
-# prefix of symbols for sizes without a name in the file
+# Prefix of symbols for sizes without a name in the file.
 UNKNOWN = "\0"
 
 

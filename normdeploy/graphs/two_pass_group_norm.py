@@ -53,7 +53,7 @@ def expand_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
     Opset 18 scales each group and opset 21 each channel; the body takes as many factors as there are.
 
-    Returns: the copy; None if there is no GroupNormalization.
+    Returns: the copy; None if nothing is to be expanded, or below opset 18.
     """
     opset = next((entry.version for entry in proto.opset_import if not entry.domain), 0)
     if opset < _SINCE or not _group_norm_nodes(proto):

@@ -23,7 +23,7 @@ from ..storage.npz_files import read_npz
 from .array_conversion import check_feeds
 from .input_cases import DATASET, InputCase
 
-# files that save_to_disk writes into its folder
+# Files that save_to_disk writes into its folder.
 _HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 

@@ -32,9 +32,9 @@ SMALL = 1e-4
 # At 1e-4, half precision keeps only the bias of a norm in its output. At 1e-2, the variance is about as large as an
 # epsilon of 1e-5 to 1e-3, so another epsilon changes the output itself.
 SMALL_IN_HALF = 1e-2
-# Cases cost at most this many times the elements of the inputs at the opt sizes,
+# Cases may have this many times the input elements that the opt sizes have.
 _AFFORDABLE = 8
-# or this many input elements if that is more.
+# Cases may always have this many input elements.
 _ALWAYS = 1024
 # At most this many dims are tried at their maximum one by one.
 _MOST_ALONE = 64
@@ -169,7 +169,7 @@ def generate_cases(model: ModelSignature, seeds: int, most: int | None = None) -
 
     Args:
         seeds: number of random cases at the opt sizes.
-        most: most input elements of a case with max sizes; None for 8 times the opt sizes.
+        most: maximum number of input elements of a case with max sizes; None for 8 times the opt sizes.
 
     Returns: the cases, and a note for each combination of sizes left out.
     """
@@ -243,7 +243,7 @@ class AffordableSizes:
     Attributes:
         kept: largest affordable sizes of the named dims, one dict per case.
         left_out: notes on the sizes that are not run.
-        limit: most input elements of a case.
+        limit: maximum number of input elements of a case.
     """
 
     kept: list[dict[str, int]]
@@ -255,7 +255,7 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
     """Find the largest sizes at which the comparison is affordable.
 
     Args:
-        most: most input elements of a case; None for 8 times the opt sizes, and at least 1024.
+        most: maximum number of input elements of a case; None for 8 times the opt sizes, and at least 1024.
 
     Returns:
         The max sizes of all dims at once if they are affordable. Otherwise one set of sizes for each of the first 64
@@ -293,7 +293,7 @@ def count_elements(model: ModelSignature, sizes: Mapping[str, int]) -> int:
 def _odd_size(dim: Dim) -> int:
     """Return an odd size near the middle between min and opt that differs from min, opt and max.
 
-    Returns: opt if there is no such size.
+    Returns: opt if none exists.
     """
     middle = (dim.min + dim.opt) // 2
     span = max(middle - dim.min, dim.max - middle)

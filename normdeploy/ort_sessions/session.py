@@ -41,11 +41,12 @@ FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _QUANTIZERS = re.compile(rb"[Qq]uantizeLinear")
 # onnxruntime's severity; for everything less than fatal its exceptions are clearer than its log.
 _FATAL = 4
-# Matches a source file of onnxruntime with a line number, and a C++ function with its parameter types.
+# Matches the beginning of an error about a failing node.
 _NODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
     r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
 )
+# Matches a source file of onnxruntime with a line number, and a C++ function with its parameter types.
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 

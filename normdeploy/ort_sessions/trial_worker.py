@@ -24,7 +24,7 @@ def main() -> None:
     model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
     held = {name: to_ort(_read_array()) for name in opening["initializers"]}
     session = None
-    # The parent meets a refusal itself.
+    # The parent process meets a refusal itself.
     with contextlib.suppress(Exception):
         session = open_session(
             model,

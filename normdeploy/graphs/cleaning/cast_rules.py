@@ -8,7 +8,7 @@ import onnx_ir as ir
 from .node_matching import bypass_node, is_understood, replace_node, understood_producer
 
 _T = ir.DataType
-# type → the types that hold every value of it
+# type → the types that hold every value of it.
 _HELD: dict[ir.DataType, frozenset[ir.DataType]] = {
     _T.FLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
     _T.BFLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),

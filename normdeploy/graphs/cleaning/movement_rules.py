@@ -30,7 +30,7 @@ from .node_matching import (
     write_transpose,
 )
 
-# elementwise functions
+# Elementwise functions.
 _EACH = frozenset(
     {
         *(
@@ -68,9 +68,9 @@ _EACH = frozenset(
         ),
     }
 )
-# most nodes between two Reshapes
+# Maximum number of nodes between two Reshapes.
 _LONGEST = 64
-# most elements of a folded GatherElements
+# Maximum number of elements of a folded GatherElements.
 _MOST = 2**20
 
 
@@ -149,7 +149,7 @@ def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
     # Negative axes are left alone.
     if not then or not before or min(*then, *before) < 0:
         return False
-    # positions that the first Unsqueeze's output axes have in the result
+    # Positions that the first Unsqueeze's output axes have in the result.
     free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
     axes = int64_constant(sorted({*then, *(places[axis] for axis in before)}))

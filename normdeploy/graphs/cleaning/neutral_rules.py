@@ -22,7 +22,7 @@ _READ_ZEROS_ALIKE = frozenset(
 _KEEP_SIGNS = frozenset(
     {"Expand", "Unsqueeze", "Identity", "ReduceMean", "ReduceSum", "Reshape", "Sqrt", "Squeeze", "Transpose"}
 )
-# most nodes that the search for a -0 follows
+# Maximum number of nodes that the search for a -0 follows.
 _STEPS = 8
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 

@@ -11,7 +11,7 @@ Rule = Callable[[ir.Graph, ir.Node], bool]
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
-# op → (attributes, most inputs) that the rules read. ``is_understood`` refuses every other form.
+# op → (attributes, maximum number of inputs) that the rules read. ``is_understood`` refuses every other form.
 _READ: dict[str, tuple[tuple[str, ...], int | None]] = {
     "Add": ((), 2),
     "And": ((), 2),
