@@ -165,9 +165,7 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
 
 
 def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Compute the mean of each window: over all its elements with ``count_include_pad``, else over those inside the
-    input.
-    """
+    """Compute the mean of each window: over all its elements with ``count_include_pad``, else without the padding."""
     x: Array = inputs[0]
     window = _kernel_window(attrs, tuple(attrs["kernel_shape"]), x.shape[2:])
     counted = np.ones((1, 1, *x.shape[2:]))

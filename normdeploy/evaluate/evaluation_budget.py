@@ -129,8 +129,9 @@ class EvaluationBudget:
         return fresh
 
     def keep_results(self, values: Mapping[Hashable, np.ndarray]) -> None:
-        """Keep the results of a node on constants while there is room, because later nodes of a chain may need them
-        again.
+        """Keep the results of a node on constants while there is room.
+
+        Later nodes of a chain may need them again.
         """
         size = sum(v.size for v in values.values())
         if self._kept + size <= KEPT:

@@ -114,8 +114,9 @@ def _concat(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Split into the given sizes, else into equal parts; the last is smaller if they do not divide the length (opset
-    18).
+    """Split into the given sizes, else into equal parts.
+
+    The last part is smaller if the number of parts does not divide the length (opset 18).
     """
     x = inputs[0]
     axis = attrs.get("axis", 0)

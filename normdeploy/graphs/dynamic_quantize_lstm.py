@@ -1,5 +1,4 @@
-"""Expand onnxruntime's DynamicQuantizeLSTM into the nodes that its kernel computes: a Scan over time with a quantized
-state.
+"""Expand onnxruntime's DynamicQuantizeLSTM into its kernel's computation: a Scan over time with a quantized state.
 
 onnxruntime quantizes all of X at once, and the state of each step before its product with R (``ComputeGemm`` in
 onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is [directions, hidden,

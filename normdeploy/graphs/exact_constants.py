@@ -113,8 +113,9 @@ class ExactConstants:
 
 
 def _rounding_remainder(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:
-    """Return the remainder of rounding; None if ``rounded`` is incorrect or the remainder has too few digits in
-    float32.
+    """Return the remainder of rounding.
+
+    None if ``rounded`` is not the rounded value, or if float32 has too few digits for the remainder.
     """
     part = np.empty(exact.shape, np.float32)
     with np.errstate(all="ignore"):

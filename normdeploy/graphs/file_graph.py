@@ -102,9 +102,7 @@ class FileGraph(LinkedGraph):
         return known
 
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
-        """Treat these tensors as data, and so all that is computed from them, though they come from constants and
-        sizes.
-        """
+        """Treat these tensors, and all that is computed from them, as data although they come from constants and sizes."""
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
 
@@ -353,9 +351,7 @@ class FileGraph(LinkedGraph):
         return self._shapes[id(t)]
 
     def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
-        """Return the shape to which tensors of one rank broadcast. Each dim comes from the first tensor whose dim is
-        not 1.
-        """
+        """Return the shape to which tensors of one rank broadcast. Each dim is the first one that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
         if shapes:
             return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True))

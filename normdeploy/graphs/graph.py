@@ -152,8 +152,9 @@ class Graph(FileGraph):
         self.redirect_readers(old, new_nodes[-1], place)
 
     def redirect_readers(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
-        """Let output number ``place`` of ``node``, which is in the graph, become ``old``. Nodes that become unused are
-        dropped.
+        """Let output number ``place`` of ``node``, which is in the graph, become ``old``.
+
+        Nodes that become unused are dropped.
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"

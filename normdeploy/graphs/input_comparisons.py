@@ -1,8 +1,8 @@
-"""Find the numbers at which a graph's decision depends on an unmodified input: x > 0.5, a bucket's edge, a leaf's
-threshold.
+"""Find the numbers at which a graph's decision depends on an unmodified input.
 
-Drawn as an input, such a number distinguishes > from >=. The search passes through exact ops only. After a product or a
-sum, rounding decides, and either answer is correct.
+Examples are x > 0.5, the edge of a bucket, and the threshold of a leaf. Drawn as an input, such a number distinguishes
+> from >=. The search passes through exact ops only. After a product or a sum, rounding decides, and either answer is
+correct.
 """
 
 from __future__ import annotations

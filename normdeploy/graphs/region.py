@@ -120,8 +120,7 @@ class Region:
 
     @cached_property
     def template(self) -> tuple[object, ...]:
-        """Return the part that regions share if they differ only in larger constants, such as gamma and beta of similar
-        norms.
+        """Return the part that regions share if they differ only in larger constants, such as gamma and beta.
 
         It contains ops, attributes, wiring, shapes and types of leaves. It also contains the values of constants with
         up to `_SMALL` elements and of all constants that are not floating (sizes, axes, masks).
@@ -166,9 +165,7 @@ class Region:
 
 
 def _attribute_template(value: object) -> object:
-    """Return an attribute's part of a template. Arrays become bytes, because numpy prints only eight digits of a
-    number.
-    """
+    """Return an attribute's part of a template. Arrays become bytes: numpy prints only eight digits."""
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype.str, value.tobytes())
     return repr(value)

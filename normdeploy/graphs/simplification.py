@@ -11,9 +11,12 @@ infers shapes and follows them through sequences. Nodes that it misreads are hid
 CPU seconds on a chain of LayerNormalization and MatMul nodes (all of ``simplify`` without the check; rows 2 and 3 are
 parts of onnxscript's optimizer):
 
-=================================  =====  ======  ======= nodes                              5,000  20,000  100,000
-=================================  =====  ======  ======= this module                          1.3     6.5       38
-onnxscript's constant folding        0.7     2.6 onnxscript's basic rules             9.8     144
+=================================  =====  ======  =======
+nodes                              5,000  20,000  100,000
+=================================  =====  ======  =======
+this module                          1.3     6.5       38
+onnxscript's constant folding        0.7     2.6
+onnxscript's basic rules             9.8     144
 =================================  =====  ======  =======
 """
 
@@ -60,7 +63,8 @@ _READ = 2**13
 _GROWN = 2**18
 # Maximum number of elements of initializers that are compared with each other: tables of positions, one per layer.
 _ALIKE = 2**16
-# Maximum number of inputs of a node. Merging equal initializers scans all inputs each time, which takes minutes beyond that.
+# Maximum number of inputs of a node. Beyond it, merging equal initializers takes minutes, for it scans all inputs each
+# time.
 _WIDE = 256
 # Each round resolves values that the previous one made constant; models so far settle in two or three.
 _ROUNDS = 4
@@ -177,8 +181,9 @@ def simplify(
 
 
 class _LazyWeight(ir.LazyTensor):
-    """Large initializer of the original model, read only if a pass computes with it. Renaming it does not affect that
-    model.
+    """Large initializer of the original model, read only if a pass computes with it.
+
+    Renaming it does not affect that model.
     """
 
     def __init__(self, proto: onnx.TensorProto) -> None:

@@ -68,8 +68,9 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
 
 
 def _keeps_shape(op: str, data: list[Size], asked: list[Size]) -> bool:
-    """Return whether the operand itself asks for the data's shape; the shape that the file declares for the result is
-    not trusted.
+    """Return whether the operand itself asks for the data's shape.
+
+    The shape that the file declares for the result is not trusted.
     """
     if op == "Expand":
         return len(asked) <= len(data) and all(

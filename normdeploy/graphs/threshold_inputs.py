@@ -92,8 +92,9 @@ def _float_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.
 
 
 def _integer_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.ndarray:
-    """Return the integers at and next to each threshold, plus large ones unless the input determines sizes or
-    positions.
+    """Return the integers at and next to each threshold.
+
+    Large integers are added unless the input determines sizes or positions.
     """
     low, high = (int(n) for n in (np.iinfo(dtype).min, np.iinfo(dtype).max))
     at = {math.floor(v) for v in edges.for_input(spec.name) if abs(v) < 2**53}

@@ -1,5 +1,4 @@
-"""Expand GroupNormalization into two passes over each group, so that onnxruntime's one-pass result is not the
-reference.
+"""Expand GroupNormalization into two passes over each group, for references that onnxruntime's one pass would spoil.
 
 onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32, which loses all digits if the
 mean is large compared to the spread, and may be negative. Here the mean is subtracted before squares are summed:

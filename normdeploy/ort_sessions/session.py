@@ -282,10 +282,9 @@ def ort_error_message(error: Exception) -> str:
 
 @functools.cache
 def saturates_int8_pairs() -> bool:
-    """Return whether this processor adds pairs of uint8 · int8 products in 16 bits, in a session without
-    `EXACT_INTEGERS`.
+    """Return whether this processor saturates pairs of uint8 · int8 products in a session without `EXACT_INTEGERS`.
 
-    Returns: True if 2 · 255 · 127 comes out wrong.
+    Returns: True if the sum 2 · 255 · 127 comes out wrong, because pairs are added in 16 bits.
     """
     value = onnx.helper.make_tensor_value_info
     weight = onnx.numpy_helper.from_array(np.full((2, 1), 127, np.int8), "weight")

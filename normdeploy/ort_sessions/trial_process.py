@@ -64,8 +64,9 @@ class TrialProcess:
         )
 
     def run(self, feeds: Arrays) -> None:
-        """Run the model on the feeds in the child. Other errors are ignored here, because the run in this process
-        raises them too.
+        """Run the model on the feeds in the child.
+
+        Other errors are ignored here, because the run in this process raises them too.
 
         Raises:
             RuntimeCrash: a signal ended the child, now or in an earlier run; the message names the nodes that may cause
