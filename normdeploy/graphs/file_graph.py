@@ -102,7 +102,10 @@ class FileGraph(LinkedGraph):
         return known
 
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
-        """Treat these tensors, and all that is computed from them, as data although they come from constants and sizes."""
+        """Treat these tensors, and all that is computed from them, as data.
+
+        Otherwise they would count as constants or sizes, from which they are computed.
+        """
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
 

@@ -51,11 +51,11 @@ def require_equal_models(
 
     Args:
         samples: inputs by name.
-        shared: initializer of ``after`` → large initializer of ``before`` with the same data; ``after`` only refers to
-            it.
+        shared: initializer of ``after`` → large initializer of ``before`` with the same data, to which ``after``
+            refers.
 
     Raises:
-        ExportError: an output differs by more than the bound; the message names it and both values.
+        ExportError: an output differs by more than the bound; the message names it, the difference and the bound.
     """
     relative = regrouping_error(len(before.graph.node), unit_roundoff(before))
     light, weights = detach_weights(before, fed=True)

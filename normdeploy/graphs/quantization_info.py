@@ -203,7 +203,7 @@ class QuantizationScheme:
     def is_asymmetric(self) -> bool:
         """Return whether a zero point is not 0.
 
-        Some callers also consider the middle of an unsigned type as 0 for weights; they must check that themselves.
+        For weights of an unsigned type, the middle of the type is symmetric too; callers must check that themselves.
         """
         return self.zero_point is not None and bool(np.any(self.zero_point.astype(np.float64)))
 
