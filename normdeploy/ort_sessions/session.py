@@ -218,7 +218,7 @@ def open_session(
         session.start = start_trial_process
         return session
 
-    # The optimizer is what selects the kernels that saturate.
+    # Only the optimizer selects kernels that saturate.
     if optimize and not _lacks_zero_points(model):
         with contextlib.suppress(Exception):
             return create_session(EXACT_INTEGERS)
