@@ -1,5 +1,4 @@
-"""The names of floating types: whoever writes fp32, f32 or float32 means one type, in every option and every
-function."""
+"""Names of floating types. "fp32", "f32" and "float32" mean the same type in every option and function."""
 
 from __future__ import annotations
 
@@ -23,15 +22,25 @@ _TYPE_OF = {alias: name for name, aliases in _NAMES.items() for alias in (name, 
 
 
 def normalize_dtype(name: str) -> str | None:
-    """numpy's name of a floating type ("bfloat16" too), "float32" for "FP32"; None where ``name`` is none."""
+    """Return numpy's name of a floating type.
+
+    Args:
+        name: any spelling, in upper or lower case.
+
+    Returns:
+        "float32" for "FP32", "bfloat16" for "bf16"; None if ``name`` is not a floating type.
+    """
     return _TYPE_OF.get(name.lower())
 
 
 def half_precision_of(name: str | None) -> str | None:
-    """What ``--precision`` means: "fp16" or "bf16"; None for float32, which is no change.
+    """Translate a value of ``--precision``.
+
+    Returns:
+        "fp16" or "bf16"; None for float32 or if no precision is given, which both leave the model unchanged.
 
     Raises:
-        InputError: it is another type, or none.
+        InputError: ``name`` is not float32, float16 or bfloat16.
     """
     if name is None:
         return None
@@ -48,24 +57,33 @@ def half_precision_of(name: str | None) -> str | None:
 
 
 def unit_roundoff(dtype: np.dtype) -> float:
-    """Return half of the distance between 1 and the next larger number of a floating type."""
-    # The command line's help reads this module, and must not wait for numpy.
+    """Return half the distance between 1 and the next larger number of a floating type.
+
+    Returns: for example 2**-24 for float32.
+    """
+    # The command line's help imports this module and must not wait for numpy.
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-# By numpy's names of the types that models compute in.
+# Keyed by numpy's names of the types that models compute in.
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def is_float_dtype(dtype: np.dtype) -> bool:
-    """Whether it is a floating type."""
+    """Return whether ``dtype`` is a floating type, including bfloat16 and the 8-bit ones.
+
+    Returns: False also for the 2-bit and 4-bit integers, which share numpy's kind "V".
+    """
     return dtype.kind == "f" or (dtype.kind == "V" and not _is_narrow_integer_dtype(dtype))
 
 
 def is_integer_dtype(dtype: np.dtype) -> bool:
-    """Whether it is an integer type, of 2 and 4 bits too."""
+    """Return whether ``dtype`` is an integer type, including those of 2 and 4 bits.
+
+    Returns: False for bool.
+    """
     return dtype.kind in "iu" or (dtype.kind == "V" and _is_narrow_integer_dtype(dtype))
 
 

@@ -1,8 +1,7 @@
-"""A loaded model in eval mode, and what its inputs look like.
+"""Loaded models and the description of their inputs.
 
-``LoadedModel`` is what every loader returns and what export, verification and the demo take. It holds an
-ExportedProgram, never a live
-module: the program is a copy, so the user's object stays untouched, and its graph can be run in float64.
+Every loader returns a ``LoadedModel``; export, verification and the demo take one. It holds an ExportedProgram, never a
+live module. The program is a copy, so the user's object stays untouched, and its graph can run in float64.
 """
 
 from __future__ import annotations
@@ -20,16 +19,23 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# min, opt and max of a dim of which nothing is said
+# min, opt and max of a dim without a stated range.
 DEFAULT_SIZES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: static (``name`` is None and the three sizes are equal) or dynamic with its range.
+    """One dimension: static or dynamic with a range.
 
-    ``terms``: the dims that it is the sum of, as the mask of a decoder is as long as its past and its new tokens
-    together; () is none.
+    A static dim has no name, and its three sizes are equal.
+
+    Attributes:
+        name: of a dynamic dim; None for a static one.
+        min: smallest size.
+        opt: usual size, which engines are tuned for.
+        max: largest size.
+        terms: dims whose sum this dim is; () if it is not a sum. A decoder's mask, for example, is as long as its past
+            and its new tokens together.
     """
 
     name: str | None
@@ -45,22 +51,36 @@ class Dim:
 
     @property
     def is_dynamic(self) -> bool:
+        """Return whether the size can vary."""
         return self.name is not None
 
     @classmethod
     def from_size(cls, size: int) -> Dim:
+        """Build a static dim.
+
+        Returns: a dim without a name, with ``size`` as min, opt and max.
+        """
         return cls(None, size, size, size)
 
     @classmethod
     def sum_of(cls, terms: tuple[Dim, ...]) -> Dim:
-        """The dim that is as long as ``terms`` together; its name tells them, "past + seq"."""
+        """Build the dim that is as long as ``terms`` together.
+
+        Returns: a dim named after its terms, "past + seq"; a static dim if all terms are static.
+        """
         low, best, high = (sum(getattr(term, which) for term in terms) for which in ("min", "opt", "max"))
         if not any(term.is_dynamic for term in terms):
             return cls.from_size(best)
         return cls(" + ".join(term.name or str(term.opt) for term in terms), low, best, high, terms)
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Its size where the named dims have these, or their opt size."""
+        """Compute the size of this dim.
+
+        Args:
+            sizes: sizes of named dims; opt for a name that is missing.
+
+        Returns: the size; of a sum, the sum of its terms' sizes.
+        """
         if self.terms:
             return sum(term.size(sizes) for term in self.terms)
         if self.name is None:
@@ -68,7 +88,13 @@ class Dim:
         return sizes.get(self.name, self.opt)
 
     def with_ranges_of(self, dims: Mapping[str, Dim]) -> Dim:
-        """This dim with its range, or those of its terms, as ``dims`` have it by name."""
+        """Replace this dim's range, or those of its terms.
+
+        Args:
+            dims: named dims with their new ranges.
+
+        Returns: the dim of ``dims`` with this name; this dim if it is static or ``dims`` lacks its name.
+        """
         if self.terms:
             return Dim.sum_of(tuple(term.with_ranges_of(dims) for term in self.terms))
         if self.name is None:
@@ -76,7 +102,10 @@ class Dim:
         return dims.get(self.name, self)
 
     def named_dims(self) -> tuple[Dim, ...]:
-        """The dynamic dims that decide its size: itself, or those of its terms."""
+        """List the dynamic dims that determine this dim's size.
+
+        Returns: itself if it is dynamic, those of its terms if it is a sum, () if it is static.
+        """
         if self.terms:
             return tuple(d for term in self.terms for d in term.named_dims())
         if self.is_dynamic:
@@ -84,17 +113,18 @@ class Dim:
         return ()
 
 
-# min, opt, max of a whole input
+# min, opt and max of a whole input.
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
+    """Input or output of a model.
 
-    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep
-    none). ``profiles`` holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty
-    otherwise.
+    Attributes:
+        dtype: numpy's name, or "bfloat16".
+        shape: for each dim its size or its name; None for a dynamic dim without a name. Engines keep no names.
+        profiles: (min, opt, max) shapes of each optimization profile of an engine's input; empty otherwise.
     """
 
     name: str
@@ -106,23 +136,31 @@ class TensorSpec:
         return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
     def accepts_shape(self, shape: Sequence[int], profile: int) -> bool:
-        """Whether ``shape`` lies within the profile."""
+        """Return whether every size of ``shape`` lies within a profile's range.
+
+        Args:
+            profile: index of the optimization profile.
+
+        Returns: True if min ≤ size ≤ max for every dim.
+        """
         low, _, high = self.profiles[profile]
         return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
 
 
-# random values of one input: 8 GiB while they are drawn
+# Maximum number of random values of one input; they take 8 GiB in float64.
 MOST = 2**30
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input tensor: its name in the ONNX file, dtype (numpy's name, or "bfloat16"), shape, and the values it may
-    take.
+    """Name, dtype, shape and values of one input.
 
-    ``range`` is (low, high): half-open [low, high) for integers and bool, the interval of a uniform draw for floats;
-    None means standard normal for floats. ``mask``: it hides keys of an attention where it is 0; each row along the
-    last axis has a 1 then.
+    Attributes:
+        name: in the ONNX file.
+        dtype: numpy's name, or "bfloat16".
+        range: (low, high). Integers are drawn from the half-open [low, high), floats uniformly from the interval; bool
+            ignores it. None draws floats from a standard normal, integers from 0 and 1.
+        mask: the input is an attention mask, whose zeros hide keys. Each row drawn along the last axis contains a 1.
     """
 
     name: str
@@ -132,21 +170,40 @@ class InputSpec:
     mask: bool = False
 
     def with_ranges_of(self, dims: Mapping[str, Dim]) -> InputSpec:
-        """This input with the ranges of its dims as ``dims`` have them by name."""
+        """Replace the ranges of this input's dims.
+
+        Args:
+            dims: named dims with their new ranges.
+
+        Returns: a copy; dims that are missing in ``dims`` keep their ranges.
+        """
         return replace(self, shape=tuple(dim.with_ranges_of(dims) for dim in self.shape))
 
     def concrete_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape where each named dim takes its value from ``dims``, or its opt size."""
+        """Compute the shape at given sizes.
+
+        Args:
+            dims: sizes of named dims; opt for a name that is missing.
+
+        Returns: one size per dim.
+        """
         return tuple(d.size(dims) for d in self.shape)
 
     def sample(self, rng: np.random.Generator, dims: Mapping[str, int] | None = None) -> np.ndarray:
-        """Random values of this input at the given sizes.
+        """Draw random values of this input.
+
+        Args:
+            dims: sizes of named dims; opt for a name that is missing.
+
+        Returns:
+            An array of this input's dtype. bool draws ignore ``range``.
 
         Raises:
-            InputError: an integer range is empty, or there are too many values.
+            InputError: an integer range is empty, or the shape has a negative size, over 64 dims or over 2**30
+                elements.
         """
         shape = self.concrete_shape(dims or {})
-        # 64: numpy's
+        # numpy allows 64 dims.
         if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:
             raise InputError(
                 f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not"
@@ -181,7 +238,10 @@ class InputSpec:
             ) from error
 
     def _unmask_each_row(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Of a mask: each row with at least one 1, at a place of its own; nobody sends a text of padding alone."""
+        """Set one random element of each all-zero row to 1, if this input is a mask.
+
+        Real batches do not contain texts of padding alone. ``values`` is changed in place.
+        """
         if self.mask and values.size:
             rows = values.reshape(-1, values.shape[-1])
             dark = np.flatnonzero(~rows.any(1))
@@ -190,17 +250,25 @@ class InputSpec:
 
 
 def named_dims_of(inputs: Iterable[InputSpec]) -> dict[str, Dim]:
-    """Every named dynamic dim of the inputs, in their order; of a sum its terms."""
+    """Collect the named dynamic dims of the inputs.
+
+    Returns: name to dim, in the inputs' order. A sum contributes its terms.
+    """
     return {dim.name: dim for spec in inputs for size in spec.shape for dim in size.named_dims() if dim.name}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
-    """What is known of a model besides what it computes.
+    """Description of a model without its computation.
 
-    ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the
-    flags (JSON values only) with which ``load`` would come to the same model. ``taken`` tells of each dim whose largest
-    size nobody stated what it was taken from.
+    Attributes:
+        outputs: names of the flattened outputs.
+        kind: how the model was given to the loader.
+        sha256: of the file; "" for a live module.
+        recorded: flags, as JSON values, with which ``load`` would return the same model.
+        taken: for each dim without a stated maximum, the source of the one that was assumed.
+        claimed: the inputs as a tested file declares them, if that is narrower than ``inputs``; in the same order.
+        word: source of ``inputs``; "" for the model itself or the user.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -209,32 +277,41 @@ class ModelSignature:
     sha256: str = ""
     recorded: dict[str, Any] = field(default_factory=dict)
     taken: dict[str, str] = field(default_factory=dict)
-    # What a file under test claims of the inputs where that is narrower than ``inputs``, in their order.
     claimed: tuple[InputSpec, ...] = ()
-    # Whose word ``inputs`` are; "" stands for the model's own or the user's.
     word: str = ""
 
     @property
     def named_dims(self) -> dict[str, Dim]:
-        """Every named dynamic dim of the inputs; of a sum its terms."""
+        """Return every named dynamic dim of the inputs by its name. A sum contributes its terms."""
         return named_dims_of(self.inputs)
 
     @property
     def usual_sizes(self) -> dict[str, int]:
-        """The opt size of every named dynamic dim."""
+        """Return the opt size of every named dynamic dim by its name."""
         return {name: dim.opt for name, dim in self.named_dims.items()}
 
     def samples(self, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
-        """One random input for each name, at the given sizes (opt where none is given)."""
+        """Draw random values for every input.
+
+        Args:
+            seed: of one generator for all inputs.
+            dims: sizes of named dims; opt for a name that is missing.
+
+        Returns: input name to array.
+        """
         rng = np.random.default_rng(seed)
         return {spec.name: spec.sample(rng, dims) for spec in self.inputs}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(ModelSignature):
-    """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of
-    args and kwargs). ``written``: the paths of the buffers that forward writes. ``notes``: what a user should know of
-    its loading."""
+    """PyTorch model in eval mode.
+
+    Attributes:
+        program: takes its tensors in the order of ``inputs``, the flattened leaves of args and kwargs.
+        written: paths of the buffers that forward writes.
+        notes: remarks on loading for the user.
+    """
 
     program: torch.export.ExportedProgram
     written: tuple[str, ...] = ()
@@ -242,5 +319,5 @@ class LoadedModel(ModelSignature):
 
     @property
     def as_signature(self) -> ModelSignature:
-        """The same without the program and its weights."""
+        """Return the signature alone, without the program and its weights."""
         return ModelSignature(**{f.name: getattr(self, f.name) for f in fields(ModelSignature)})

@@ -1,4 +1,4 @@
-"""Types that are named everywhere."""
+"""Type aliases that all packages share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    # Not at run time: what needs no array imports no numpy.
+    # Type checkers only: modules that handle no arrays must not import numpy at run time.
     import numpy as np
     import torch
 

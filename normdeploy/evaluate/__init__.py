@@ -1,1 +1,1 @@
-"""The float64 reference of certificates: ONNX ops in numpy, each by its specification."""
+"""Float64 reference of certificates: ONNX ops in numpy, each by its specification."""

@@ -1,5 +1,8 @@
-"""Attention (https://onnx.ai/onnx/operators/onnx__Attention.html): heads as an axis, with a scale and an additive
-mask."""
+"""Evaluate Attention (https://onnx.ai/onnx/operators/onnx__Attention.html) in float64.
+
+Heads must be an axis of rank-4 inputs. A scale and an additive mask are supported; a causal or boolean mask, a soft cap
+and a past are not.
+"""
 
 import numpy as np
 
@@ -36,7 +39,7 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=-1, keepdims=True)
     if mask is not None:
-        # a row that is hidden whole
+        # A fully hidden row yields zeros.
         p = np.where(np.isneginf(bias).all(axis=-1, keepdims=True), 0.0, p)
     made: Array = p @ v
     return made

@@ -1,6 +1,6 @@
-"""Products, convolutions and average pools (https://onnx.ai/onnx/operators).
+"""Evaluate products, convolutions and average pools (https://onnx.ai/onnx/operators) in float64.
 
-Convolutions are one matrix product a group over unfolded windows.
+A convolution is one matrix product per group over unfolded windows.
 """
 
 import math
@@ -17,7 +17,12 @@ Sizes = tuple[int, ...]
 
 
 class _KernelWindow(NamedTuple):
-    """How a kernel moves over the spatial dims; one number a dim in each."""
+    """Geometry of a moving kernel; each field has one number per spatial dim.
+
+    Attributes:
+        begins: padding before the first element of each dim.
+        ends: padding after the last element of each dim.
+    """
 
     kernel: Sizes
     strides: Sizes
@@ -27,12 +32,12 @@ class _KernelWindow(NamedTuple):
 
     @property
     def dilated_extents(self) -> Sizes:
-        """The length that a dilated kernel spans."""
+        """Return the length that the dilated kernel spans in each spatial dim."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
 def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
-    """Padding split over both ends; an odd one goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
+    """Split each total over both ends; SAME_UPPER puts an odd element at the end, SAME_LOWER at the beginning."""
     small = tuple(t // 2 for t in totals)
     large = tuple(t - t // 2 for t in totals)
     if auto_pad == "SAME_UPPER":
@@ -41,7 +46,7 @@ def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
 
 
 def _kernel_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> _KernelWindow:
-    """The window that the attributes say for an input of spatial ``sizes``."""
+    """Build the window that the attributes describe for an input of spatial ``sizes``."""
     rank = len(kernel)
     strides = tuple(attrs.get("strides") or (1,) * rank)
     dilations = tuple(attrs.get("dilations") or (1,) * rank)
@@ -65,7 +70,7 @@ def _pad_input(x: Array, window: _KernelWindow) -> Array:
 
 
 def _unfold_windows(x: Array, window: _KernelWindow) -> Array:
-    """A view (N, C, *out, *kernel) of the padded ``x`` (N, C, *sizes)."""
+    """Return a view (N, C, *out, *kernel) of the padded ``x`` (N, C, *sizes)."""
     out = tuple((n - e) // s + 1 for n, e, s in zip(x.shape[2:], window.dilated_extents, window.strides, strict=True))
     if min(out, default=1) < 1:
         raise ValueError(f"a kernel that spans {window.dilated_extents} does not fit the padded input {x.shape[2:]}")
@@ -94,7 +99,7 @@ def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     window = _kernel_window(attrs, w.shape[2:], x.shape[2:])
     views = _unfold_windows(_pad_input(x, window), window)
     out = views.shape[2 : 2 + rank]
-    # (N, C, *out, *kernel) → (C, *kernel, N, *out): one copy, then one product a group
+    # (N, C, *out, *kernel) → (C, *kernel, N, *out): one copy, then one product per group.
     columns = views.transpose(1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
     columns = columns.reshape(groups, depth * math.prod(window.kernel), batch * math.prod(out))
     y = np.matmul(w.reshape(groups, filters // groups, columns.shape[1]), columns)
@@ -108,8 +113,10 @@ def _add_bias(y: Array, bias: Array | None) -> Array:
 
 
 def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_KernelWindow, Sizes]:
-    """The window of a ConvTranspose and the spatial sizes of its output; the standard's formulas, ``output_shape`` and
-    SAME included."""
+    """Compute the window of a ConvTranspose and the spatial sizes of its output.
+
+    The formulas are those of the standard, ``output_shape`` and SAME padding included.
+    """
     rank = len(kernel)
     auto_pad = decode_text(attrs.get("auto_pad", "NOTSET"))
     window = _kernel_window({name: value for name, value in attrs.items() if name != "auto_pad"}, kernel, sizes)
@@ -122,7 +129,7 @@ def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_Kern
         target = [n * s for n, s in zip(sizes, window.strides, strict=True)]
     if target is None:
         return window, tuple(f - b - e for f, b, e in zip(full, window.begins, window.ends, strict=True))
-    # where the target is larger than what the kernel reaches, the rest at the end is zero
+    # If the target exceeds the kernel's reach, the rest at the end is zero.
     begins, ends = _same_padding([max(f - t, 0) for f, t in zip(full, target[-rank:], strict=True)], auto_pad)
     return window._replace(begins=begins, ends=ends), tuple(target[-rank:])
 
@@ -158,7 +165,7 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
 
 
 def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Mean of each window: over all its places with ``count_include_pad``, else over those inside the input."""
+    """Compute the mean of each window: over all its elements with ``count_include_pad``, else without the padding."""
     x: Array = inputs[0]
     window = _kernel_window(attrs, tuple(attrs["kernel_shape"]), x.shape[2:])
     counted = np.ones((1, 1, *x.shape[2:]))
@@ -177,8 +184,10 @@ def _average_pool(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 
 
 def _ceil_mode_overhang(padded: Sizes, window: _KernelWindow) -> list[int]:
-    """How far the last window of ceil_mode reaches beyond the padded input; one that would start in the padding at the
-    end is left out."""
+    """Compute how far the last window of ceil_mode reaches beyond the padded input.
+
+    A window that would start in the padding at the end is left out.
+    """
     reaches = []
     for n, extent, stride, end in zip(padded, window.dilated_extents, window.strides, window.ends, strict=True):
         last = -(-(n - extent) // stride)
@@ -198,7 +207,7 @@ def _matmul(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """alpha · A' B' + beta · C."""
+    """Compute alpha · A' B' + beta · C."""
     if attrs.get("transA"):
         a = inputs[0].T
     else:
@@ -219,7 +228,7 @@ def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _einsum(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    # optimize finds matrix products, at a cost of its own that small operands don't earn back
+    # optimize finds matrix products, but its own cost outweighs the gain on small operands.
     return np.einsum(decode_text(attrs["equation"]), *inputs, optimize=sum(x.size for x in inputs) > 10_000)
 
 

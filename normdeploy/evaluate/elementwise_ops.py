@@ -1,4 +1,4 @@
-"""Ops that work on each element: arithmetic, comparisons, activations, casts (https://onnx.ai/onnx/operators)."""
+"""Evaluate elementwise ops: arithmetic, comparisons, activations, casts (https://onnx.ai/onnx/operators)."""
 
 import functools
 import math
@@ -19,12 +19,13 @@ from .evaluator_core import (
     round_to_float32,
 )
 
-# numpy has no erf; the C library's is exact to the last place, and norms seldom hold one
+# numpy has no erf. The C library's is accurate to the last digit, and norms seldom contain one.
 _ERF = np.frompyfunc(math.erf, 1, 1)
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
-# By ONNX's number, and by the name that opset 5 and below write. Floating types are one here: a rounding Cast is an
-# identity in exact arithmetic. The 8- and 4-bit floats stand outside: what they do is quantization.
+# Keyed by elem_type, and by the name that opset 5 and below write. All floating types map to float64, because a
+# rounding Cast is an identity in exact arithmetic. The 8- and 4-bit floats are missing: casting to them is
+# quantization.
 _CAST: dict[Any, Any] = {
     **dict.fromkeys((1, "FLOAT", 10, "FLOAT16", 11, "DOUBLE", 16, "BFLOAT16"), np.float64),
     **dict.fromkeys((2, "UINT8"), np.uint8),
@@ -41,6 +42,10 @@ _CAST: dict[Any, Any] = {
 
 def _unary_op(function: Any) -> Function:
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+        """Apply the function to the only input.
+
+        Returns: the output.
+        """
         return function(inputs[0])
 
     return evaluate
@@ -48,6 +53,10 @@ def _unary_op(function: Any) -> Function:
 
 def _binary_op(function: Any) -> Function:
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+        """Apply the function to both inputs.
+
+        Returns: the output.
+        """
         if opset < 7 and "axis" in attrs:
             raise UnsupportedOp("broadcasting by the attribute axis (opset 6 and below)")
         return function(inputs[0], inputs[1])
@@ -57,18 +66,28 @@ def _binary_op(function: Any) -> Function:
 
 def _variadic_op(function: Any) -> Function:
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+        """Combine all inputs pairwise, from left to right.
+
+        Returns: the output.
+        """
         return functools.reduce(function, inputs)
 
     return evaluate
 
 
 def erf(x: Array) -> Array:
-    """erf(x) in float64."""
+    """Compute erf(x) elementwise.
+
+    Returns: float64 of x's shape.
+    """
     return np.asarray(_ERF(x), np.float64)
 
 
 def divide(a: Array, b: Array) -> Array:
-    """a / b; integers truncate toward zero (ONNX Div), where numpy rounds down."""
+    """Compute a / b elementwise.
+
+    Returns: floats as usual; integers truncated toward zero, as ONNX's Div specifies, whereas numpy rounds down.
+    """
     if a.dtype.kind == "f":
         return a / b
     quotient = a // b
@@ -76,7 +95,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """a ** b in a's type, which ONNX keeps whatever the exponent's is."""
+    """Compute a ** b in a's type, which ONNX keeps for every type of the exponent."""
     if a.dtype.kind == "f":
         return np.power(a, b)
     if b.dtype.kind == "f" or (b < 0).any():
@@ -115,7 +134,7 @@ def _gelu(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     x = inputs[0]
     if decode_text(attrs.get("approximate", "none")) == "tanh":
         return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-    # erfc, where the definition says 1 + erf: the same function without the cancellation on the negative side
+    # The definition has 1 + erf. erfc gives the same function without cancellation for negative x.
     return 0.5 * x * np.asarray(_ERFC(x * -math.sqrt(0.5)), np.float64)
 
 
@@ -148,7 +167,10 @@ def _cast_like(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
 
 
 def _dropout(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Dropout of inference: the input and a mask of ones (bool from opset 10, of the input's type before)."""
+    """Evaluate Dropout in inference mode: the input, and a mask of ones.
+
+    The mask is bool from opset 10 on, and of the input's type before.
+    """
     x = inputs[0]
     training = optional_input(inputs, 2)
     ratio = optional_input(inputs, 1)

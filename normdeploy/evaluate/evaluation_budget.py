@@ -1,6 +1,6 @@
-"""What evaluating may cost: a file can state any size. The one place that counts elements and steps.
+"""Bound the cost of evaluation, because a file can state any size. All counts of elements and steps are made here.
 
-An element is a number that numpy makes, 8 bytes of memory and about a nanosecond; steps are counted in these.
+An element is a number that numpy creates: 8 bytes of memory, and about a nanosecond. Steps are measured in elements.
 """
 
 from __future__ import annotations
@@ -13,52 +13,61 @@ import numpy as np
 
 from .evaluator_core import Inputs, UnsupportedOp
 
-# elements that an op may make of smaller tensors: half a gigabyte
+# Elements that an op may create from smaller tensors; half a gigabyte.
 MOST = 2**26
-# numpy's
+# numpy's limit.
 MOST_RANK = 64
-# elements that numpy computes in the time that a node takes besides: some microseconds
+# Elements that numpy computes in the overhead of one node, some microseconds.
 A_NODE = 2**10
-# elements that one constant may be computed from: 1 GB
+# Elements that one constant may be computed from; 1 GB.
 AT_ONCE = 2**27
-# that all constants of a graph may take: half a minute
+# Steps that all constants of a graph may take together; half a minute.
 IN_ALL = 2**31
-# elements of computed constants that are remembered: 32 MB
+# Elements of computed constants that are kept; 32 MB.
 KEPT = 2**22
-# by a value, not by the sizes of their inputs
+# These grow by an input's value, not by its size.
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})
 _VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 
 
 def is_affordable(shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape is made at all."""
+    """Return whether an array of this shape may be created.
+
+    Returns: True up to `MOST` elements and `MOST_RANK` dims.
+    """
     return len(shape) <= MOST_RANK and math.prod(shape) <= MOST
 
 
 def require_room(op: str, elements: int, largest: int = 0) -> None:
-    """
+    """Check the number of elements that an op creates.
+
+    Args:
+        elements: created by ``op``.
+        largest: elements of the op's largest input, which are always allowed.
+
     Raises:
-        Unsupported: ``op`` makes too many ``elements``, and more than the ``largest`` of what it is given has.
+        UnsupportedOp: ``op`` creates more than `MOST` elements, and more than its largest input has.
     """
     if elements > max(MOST, largest):
         raise UnsupportedOp(f"{op} makes {elements} elements; at most {MOST} are computed")
 
 
 def require_room_for(op: str, inputs: Inputs) -> None:
-    """
+    """Check the number of elements that an op would create from these inputs.
+
     Raises:
-        Unsupported: of these inputs ``op`` would make too many elements.
+        UnsupportedOp: there are too many.
     """
     arrays = [i for i in inputs if isinstance(i, np.ndarray)]
     if op in _GROW or math.prod(i.size for i in arrays) > MOST:
-        # of what Expand gives nothing lies in memory
+        # An expanded input takes no memory, so it does not count as large.
         whole = (i.size for i in arrays if 0 not in i.strides)
         require_room(op, _estimate_elements(op, arrays), max(whole, default=0))
 
 
 def _estimate_elements(op: str, given: Sequence[np.ndarray]) -> int:
-    """About how many elements ``op`` makes; 0 where not more than its largest input has."""
+    """Estimate the number of elements that ``op`` creates; 0 if at most as many as its largest input has."""
     if op == "ConstantOfShape":
         return math.prod(map(abs, given[0].ravel().tolist()))
     if op == "Range" and len(given) == 3 and given[2].any():
@@ -81,31 +90,36 @@ def _estimate_elements(op: str, given: Sequence[np.ndarray]) -> int:
             return math.prod(np.broadcast_shapes(*(g.shape for g in given)))
         return 0
     except ValueError:
-        # no op that broadcasts
+        # These inputs do not broadcast.
         return max(g.size for g in given)
 
 
 class EvaluationBudget:
-    """What the constants of one file may take: steps to compute, memory to remember."""
+    """Budget for the constants of one file: steps to compute them, memory to keep them.
+
+    Attributes:
+        values: kept arrays by their keys.
+    """
 
     def __init__(self) -> None:
         self._spent = self._kept = 0
-        # what is remembered, by the keys that it was kept under
         self.values: dict[Hashable, np.ndarray] = {}
 
     def charge_node(self, op: str, inputs: Sequence[Any]) -> None:
-        """A node is going to be evaluated.
+        """Charge for a node that is about to be evaluated.
 
         Raises:
-            Unsupported: the file's constants have taken too long.
+            UnsupportedOp: the file's constants have taken too many steps.
         """
         self._spend_steps(A_NODE + (_contraction_cost(inputs) if op in _CONTRACTIONS else 0))
 
     def charge_results(self, op: str, results: Sequence[Any]) -> int:
-        """A node was evaluated; how many elements it made.
+        """Charge for a node that was evaluated.
+
+        Returns: the number of elements that it created; 0 for views.
 
         Raises:
-            Unsupported: the file's constants have taken too long.
+            UnsupportedOp: the file's constants have taken too many steps.
         """
         if op in _VIEWS:
             fresh = 0
@@ -115,11 +129,14 @@ class EvaluationBudget:
         return fresh
 
     def keep_results(self, values: Mapping[Hashable, np.ndarray]) -> None:
-        """Remember what a node on constants gave, where there is room: each link of a chain may be asked for."""
+        """Keep the results of a node on constants while there is room.
+
+        Later nodes of a chain may need them again.
+        """
         size = sum(v.size for v in values.values())
         if self._kept + size <= KEPT:
             self._kept += size
-            # a view would keep all of its base
+            # A view would keep its whole base alive.
             self.values.update((key, v if v.base is None else v.copy()) for key, v in values.items())
 
     def _spend_steps(self, steps: int) -> None:
@@ -129,7 +146,7 @@ class EvaluationBudget:
 
 
 def _contraction_cost(inputs: Sequence[Any]) -> int:
-    """About the time of a contraction, in that of elements made one by one: BLAS does some sixteen products in it."""
+    """Estimate the time of a contraction in elements. BLAS does about sixteen products in the time of one element."""
     a, b = inputs[:2]
     if a.size:
         return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16

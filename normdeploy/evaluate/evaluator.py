@@ -1,11 +1,11 @@
-"""A float64 evaluator of ONNX ops in numpy: the reference of certificates (see `normdeploy.rewriting.certification`).
+"""Evaluate ONNX ops in numpy's float64: the reference of certificates (`normdeploy.rewriting.certification`).
 
 Every op is computed by its specification (https://onnx.ai/onnx/operators) in all its forms from opset 1 on. Floating
-tensors are float64 throughout, whatever type the model holds: a rounding Cast is an identity. Epsilons and other
+tensors are float64 throughout, for every type in the model: a rounding Cast is an identity. Epsilons and other
 attributes are the file's float32 numbers.
 
-    with quiet():
-        (y,) = apply("ReduceMean", [x, axes], {"keepdims": 1}, opset=18)
+    with silence_numpy():
+        (y,) = evaluate_node("ReduceMean", [x, axes], {"keepdims": 1}, opset=18)
 """
 
 import contextlib
@@ -30,36 +30,49 @@ OPS: Table = (
     | contractions.TABLE
     | attention_op.TABLE
 )
-# what rounds: computed by `evaluate_node`, and nothing else may look through it
+# Ops that round. Only `evaluate_node` computes them; nothing else may look through them.
 QUANTIZATION: Table = quantize_ops.TABLE
 
 
 def is_supported(domain: str, op: str) -> bool:
-    """Whether values may be computed through the op; `evaluate_node` may still refuse a form of it (training mode, a
-    padding
-    mode). Not through what quantizes: `evaluate_node` computes that, and a proof, a recognition or a fold of constants
-    that saw through it would take its rounding for nothing."""
+    """Return whether values may be computed through the op.
+
+    `evaluate_node` may still refuse some of its forms, such as training mode or a padding mode. Quantizing ops are not
+    supported here although `evaluate_node` computes them. A proof, a recognition or a fold of constants that looked
+    through one would ignore its rounding.
+
+    Returns: True for the ops of `OPS` and for norm ops with a function body.
+    """
     return ("" if domain == "ai.onnx" else domain, op) in OPS or function_op_row(domain, op) is not None
 
 
 def silence_numpy() -> contextlib.AbstractContextManager[object]:
-    """Silences numpy about division by zero, overflow and NaN, which are IEEE's answers here. Put it around a whole
-    evaluation: it costs more than a small op."""
+    """Silence numpy's warnings about division by zero, overflow and NaN, whose results are IEEE's and intended here.
+
+    Returns: a context manager. Put it around a whole evaluation: it costs more than a small op.
+    """
     return np.errstate(all="ignore")
 
 
 def evaluate_node(
     op: str, inputs: Inputs, attrs: Attrs, *, opset: int, domain: str = "", outputs: int = 1
 ) -> tuple[Array | None, ...]:
-    """The outputs of one node, at most ``outputs`` of them.
+    """Evaluate one node.
 
-    ``inputs``: arrays, float64 if floating, None for an optional input that is left out. ``attrs``: ints, floats,
-    strings or bytes, lists of these, and arrays of any type for tensors; Cast's ``to`` is ONNX's number of the type.
-    ``opset``: the version of the op's domain that the model imports. ``outputs``: how many the node has. An output can
-    be a view of an input and read-only: don't write into one. None stands for an output that the op never fills.
+    Args:
+        inputs: arrays, float64 if floating; None for an omitted optional input.
+        attrs: ints, floats, strings or bytes, lists of these, and arrays of any type for tensors. Cast's ``to`` is an
+            elem_type.
+        opset: version of the op's domain that the model imports.
+        outputs: number of outputs of the node.
 
-    Raises Unsupported for an op or a form that is not covered, or that makes far more elements than it is given;
-    ValueError, TypeError or IndexError where the inputs don't fit the op.
+    Returns:
+        At most ``outputs`` arrays. An output may be a read-only view of an input, so don't write into it. None marks an
+        output that the op never fills.
+
+    Raises:
+        UnsupportedOp: the op or its form is not covered, or creates far more elements than its inputs have.
+        ValueError: the inputs don't fit the op; TypeError and IndexError may occur too.
     """
     if domain == "ai.onnx":
         domain = ""
@@ -76,12 +89,12 @@ def evaluate_node(
 
 
 def _evaluate_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Array | None, ...]:
-    """An op whose function body travels in the file, by that: what other runtimes run is what certificates judge."""
+    """Evaluate an op by the function body in the file, so that certificates judge the nodes that other runtimes run."""
     opset = max(opset, row.since)
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = {"": None, **dict(zip(function.input, inputs, strict=False))}
     for node in function.node:
-        # rounding is an identity here
+        # Rounding is an identity here.
         if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
             continue

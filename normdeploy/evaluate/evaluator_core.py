@@ -1,9 +1,8 @@
-"""What the files of the float64 evaluator share: the type of an op's function, the refusal, and the readers of common
-forms.
+"""Shared parts of the float64 evaluator: the type of an op's function, its refusal, and readers of common forms.
 
-An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them, never writes
-into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and boolean
-ones keep their dtype.
+An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them. It never
+writes into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and
+boolean ones keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,31 +19,46 @@ Table = dict[tuple[str, str], Function]
 
 
 class UnsupportedOp(Exception):
-    """The evaluator does not know this op, or this form of it; nothing was computed."""
+    """Raised for an op, or a form of one, that the evaluator does not cover; nothing was computed."""
 
 
 def round_to_float32(value: float) -> float:
-    """The number that an attribute of the written value holds: attributes and their defaults are float32."""
+    """Round a written number as attributes are stored: they and their defaults are float32.
+
+    Returns: the nearest float32 as a Python float.
+    """
     return float(np.float32(value))
 
 
 def optional_input(inputs: Inputs, index: int) -> Array | None:
-    """The input at ``index``; None where it is left out, at the end of the list or by an empty name."""
+    """Return the input at ``index``.
+
+    Returns: None if the input is omitted, at the end of the list or by an empty name.
+    """
     if index < len(inputs):
         return inputs[index]
     return None
 
 
 def decode_text(value: str | bytes) -> str:
-    """A string attribute, which protobuf gives as bytes."""
+    """Decode a string attribute, which protobuf returns as bytes.
+
+    Returns: the text; a str is returned unchanged.
+    """
     if isinstance(value, bytes):
         return value.decode()
     return value
 
 
 def integers_from(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] | None:
-    """A list of ints that older opsets give as the attribute ``name`` and newer ones as the input ``index``; None if
-    neither is there."""
+    """Read a list of ints that older opsets store in an attribute and newer ones in an input.
+
+    Args:
+        index: position of the input, which takes precedence.
+        name: the attribute.
+
+    Returns: the ints; None if neither is present.
+    """
     if index < len(inputs) and inputs[index] is not None:
         values: list[int] = inputs[index].reshape(-1).tolist()
         return values
@@ -55,16 +69,22 @@ def integers_from(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[i
 
 
 def is_quantized_type(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of the types that numpy does not have and that only quantization makes: integers and floats of
-    8 bits and less."""
+    """Return whether ``dtype`` is a type that only quantization produces and numpy lacks.
+
+    Returns: True for floats of 4, 6 and 8 bits and integers of 2 and 4 bits.
+    """
     return dtype.name.startswith(("float8", "float6", "float4", "int4", "uint4", "int2", "uint2"))
 
 
 def widen_attribute(value: Array) -> Array:
-    """A tensor attribute as the evaluator holds it: float64 if floating (kind ``V`` is bfloat16, numpy has no kind for
-    it), and as it is if quantized.
+    """Convert a tensor attribute to the evaluator's types.
 
-    Raises Unsupported for strings and complex numbers.
+    Returns:
+        float64 for floats, bfloat16 included (numpy has no kind for it); integers, booleans and quantized types
+        unchanged.
+
+    Raises:
+        UnsupportedOp: the tensor holds strings or complex numbers.
     """
     kind = value.dtype.kind
     if kind in "iub" or is_quantized_type(value.dtype):

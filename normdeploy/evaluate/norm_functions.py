@@ -1,4 +1,4 @@
-"""Norm ops on float64 arrays, by their definitions (`normdeploy.norms.interpreter`)."""
+"""Evaluate norm ops on float64 arrays, by their definitions (`normdeploy.norms.interpreter`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reductions import mean
 
 
 class ArrayInterpreter(Interpreter):
-    """Computes with float64 arrays. A rounding Cast is an identity."""
+    """Interpreter of norm definitions on float64 arrays. A rounding Cast is an identity."""
 
     def __init__(self, opset: int, outputs: int) -> None:
         self.opset = opset
@@ -27,19 +27,33 @@ class ArrayInterpreter(Interpreter):
         return made
 
     def reduce(self, op: str, x: Array, axes: Sequence[int], **attributes: Any) -> Array:
+        """Compute the mean over ``axes``, the only reduction that definitions use.
+
+        Returns: float64 with the reduced dims kept at size 1.
+        """
         assert op == "ReduceMean"
         return mean(x, tuple(axes))
 
     def refuse(self, reason: str) -> NoReturn:
+        """Raise UnsupportedOp with this reason."""
         raise UnsupportedOp(reason)
 
     def rank_of(self, x: Array) -> int:
+        """Return the number of dims."""
         return x.ndim
 
     def make_scalar(self, value: float, like: Array) -> float:
+        """Return ``value`` itself; numpy broadcasts Python numbers."""
         return value
 
     def split_into_groups(self, x: Array, groups: int) -> Array:
+        """Reshape (N, C, …) to (N, groups, elements of a group).
+
+        Returns: a view if possible.
+
+        Raises:
+            ValueError: ``groups`` does not divide C.
+        """
         channels = x.shape[1]
         if channels % groups:
             raise ValueError(
@@ -48,26 +62,46 @@ class ArrayInterpreter(Interpreter):
         return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
 
     def reshape_like(self, y: Array, x: Array) -> Array:
+        """Reshape ``y`` to the shape of ``x``.
+
+        Returns: a view if possible.
+        """
         return y.reshape(x.shape)
 
     def reshape_per_channel(self, v: Array, x: Array) -> Array:
-        """Reshape to (1, C, 1, …); ValueError where it does not have C elements.
+        """Reshape ``v`` so that it broadcasts over the channels of ``x``.
 
         A vector x has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
+
+        Returns: (1, C, 1, …) with the rank of x; (1,) for a vector x.
+
+        Raises:
+            ValueError: ``v`` does not have C elements.
         """
         if x.ndim == 1:
             return v.reshape(1)
         return v.reshape((1, x.shape[1]) + (1,) * (x.ndim - 2))
 
     def reshape_per_group(self, v: Array, groups: int) -> Array:
+        """Reshape a vector with one element per group.
+
+        Returns: (groups, 1).
+
+        Raises:
+            ValueError: ``v`` has another length.
+        """
         if len(v) != groups:
             raise ValueError(f"GroupNormalization 18 has one scale and bias a group: {groups}, not {len(v)}")
         return v.reshape(groups, 1)
 
     def standardize(self, x: Array, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:
-        """As `Interpreter.standardize`, to which tests/evaluate/test_norm_functions.py compares it.
+        """Standardize ``x`` over ``axes``, as `Interpreter.standardize` does but faster.
 
-        Most of the time of a norm is spent here. Scaling in place by one reciprocal a row saves a fifth of it.
+        tests/evaluate/test_norm_functions.py compares the two. A norm spends most of its time here. Scaling in place by
+        one reciprocal per row saves a fifth of it.
+
+        Returns: the standardized x, its mean (None unless ``centered``) and its deviation, both with the axes kept at
+            size 1.
         """
         axes = tuple(axes)
         n = math.prod([x.shape[axis] for axis in axes])
@@ -87,6 +121,10 @@ class ArrayInterpreter(Interpreter):
 
 def _make_evaluator(definition: Definition) -> Function:
     def evaluate_op(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+        """Evaluate the definition on arrays.
+
+        Returns: one array, or a tuple of outputs.
+        """
         made: Result = definition(ArrayInterpreter(opset, outputs), *inputs, **attrs)
         return made
 
@@ -94,8 +132,11 @@ def _make_evaluator(definition: Definition) -> Function:
 
 
 def _has_evaluator(row: NormOp) -> bool:
-    """Whether values are looked at through a node of the op: the standard's, and onnxruntime's layer norms of X. Its
-    other ops, and TensorRT's, are only read back into standard ones (`normdeploy.contrib`)."""
+    """Return whether values may be computed through nodes of this op.
+
+    This holds for the standard ops, and for onnxruntime's layer norms with an input X. Its other ops, and TensorRT's,
+    are only converted back into standard ones (`normdeploy.contrib`).
+    """
     if row.definition is None:
         return False
     return row.owner is OpOwner.ONNX or (

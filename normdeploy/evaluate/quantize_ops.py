@@ -1,14 +1,16 @@
-"""Quantization (https://onnx.ai/onnx/operators: QuantizeLinear 10 to 25, DequantizeLinear 10 to 25,
-DynamicQuantizeLinear 11, MatMulInteger 10, ConvInteger 10).
+"""Evaluate quantization ops in float64.
+
+They are QuantizeLinear 10 to 25, DequantizeLinear 10 to 25, DynamicQuantizeLinear 11, MatMulInteger 10 and ConvInteger
+10 (https://onnx.ai/onnx/operators).
 
     Q(x) = saturate(round(x / scale) + zero point)        DQ(q) = (q − zero point) · scale
 
-Rounding is half to even. Quantized tensors keep their own dtype: numpy's integers, and those of ml_dtypes where numpy
-has none (int4, uint4, float8 and so on). The quotient is float64, whatever ``precision`` or the scale's type says: a
-runtime that divides in float32 may round a value next to a tie to the other side.
+Rounding is half to even. Quantized tensors keep their dtype: numpy's integers, and those of ml_dtypes for types that
+numpy lacks (int4, uint4, float8 and so on). The quotient is float64 for every ``precision`` and every type of the
+scale. A runtime that divides in float32 may round a value next to a tie to the other side.
 
-`evaluator.is_supported` says no to these ops: they round, so that neither a proof nor the reading of a norm may pass
-through one, and a weight that is dequantized is no constant that could be stored instead.
+`evaluator.is_supported` returns False for these ops because they round. Neither a proof nor a recognition may pass
+through one, and a dequantized weight is not a constant that could be stored in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from . import contractions
 from .evaluator_core import Array, Attrs, Inputs, Result, Table, UnsupportedOp, is_quantized_type, optional_input
 
-# ONNX's number of the type -> what `output_dtype` asks for
+# elem_type → dtype, for the attribute `output_dtype`.
 TYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),
@@ -35,14 +37,17 @@ TYPES: dict[int, np.dtype[Any]] = {
     21: np.dtype(ml_dtypes.uint4),
     22: np.dtype(ml_dtypes.int4),
 }
-# an infinite input is NaN there, saturated or not
+# An infinite input becomes NaN in these, with or without saturation.
 _NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})
-# of float64, beyond any zero point
+# Largest range of consecutive integers in float64; it exceeds every zero point.
 _LARGEST_INTEGER = 2.0**53
 
 
 def finite_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The least and the largest finite number of a quantized type."""
+    """Return the smallest and the largest finite number of a quantized type.
+
+    Returns: (low, high), for example (-128.0, 127.0) for int8.
+    """
     if "int" in dtype.name:
         info = ml_dtypes.iinfo(dtype)
         return float(info.min), float(info.max)
@@ -51,11 +56,17 @@ def finite_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """A scale or zero point as an array that broadcasts over a tensor of ``shape``: one number for all, one for each
-    place along ``axis``, or one for each ``block`` of places there.
+    """Shape a scale or zero point so that it broadcasts over a tensor.
+
+    Args:
+        parameter: one number for the tensor, one per element along ``axis``, or one per ``block`` of elements there.
+        shape: of the tensor.
+        block: size of a block along ``axis``; 0 without blocks.
+
+    Returns: a scalar, (1, …, n, …, 1) with n along ``axis``, or an array of the whole ``shape`` for blocks.
 
     Raises:
-        ValueError: its shape is none of these.
+        ValueError: the parameter has another shape.
     """
     parameter = np.asarray(parameter)
     if parameter.size == 1 and (parameter.ndim <= 1 or not block):
@@ -75,10 +86,12 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
 
 
 def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
-    """The type that QuantizeLinear makes: its zero point's, or what ``output_dtype`` says, else uint8.
+    """Return the output type of a QuantizeLinear.
+
+    Returns: the zero point's type, or else ``output_dtype``, or else uint8.
 
     Raises:
-        Unsupported: none that is known here.
+        UnsupportedOp: the type is unknown here.
     """
     number = attrs.get("output_dtype") or 0
     dtype = np.asarray(zero_point).dtype if zero_point is not None else TYPES.get(number) if number else TYPES[2]
@@ -88,7 +101,10 @@ def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
 
 
 def scaled_quotient(inputs: Inputs, attrs: Attrs) -> tuple[Array, Array]:
-    """x / scale, and the zero point, 0 where there is none, both as float64."""
+    """Compute x / scale for a QuantizeLinear.
+
+    Returns: the quotient, and the zero point (0 if absent), both float64.
+    """
     x = np.asarray(inputs[0])
     scale = inputs[1]
     zero_point = optional_input(inputs, 2)
@@ -102,15 +118,20 @@ def scaled_quotient(inputs: Inputs, attrs: Attrs) -> tuple[Array, Array]:
 
 
 def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True) -> Array:
-    """Whole numbers, or any for a float type, in a quantized type; what is beyond its range becomes its end.
+    """Convert to a quantized type, clamping to its range.
 
-    A NaN is NaN in a float type, where an integer has none: the spec leaves that open, and here it is the type's least
-    number, as in onnxruntime. ``saturate`` is for float types: without it what is too large becomes Inf, or NaN where
-    the type has none.
+    The spec leaves NaN → integer open. It becomes the type's smallest number here, as in onnxruntime; float types keep
+    NaN.
+
+    Args:
+        values: whole numbers for an integer type, any numbers for a float type.
+        saturate: for float types. If False, a number that is too large becomes Inf, or NaN if the type has no Inf.
+
+    Returns: an array of ``dtype``.
     """
     low, high = finite_limits(dtype)
     if "int" in dtype.name:
-        # of a NaN and a number these are the number
+        # fmin and fmax prefer a number to NaN.
         bounded = np.fmin(np.fmax(values, low), high)
         if dtype.kind in "iu":
             return bounded.astype(dtype)
@@ -120,16 +141,17 @@ def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True
             kept = values
         else:
             kept = np.where(np.isinf(values), np.nan, values)
-        # a NaN stays one
+        # clip keeps NaN.
         values = np.clip(kept, low, high)
     return _round_to_odd(np.asarray(values)).astype(dtype)
 
 
 def _round_to_odd(values: Array) -> Array:
-    """float32 whose last bit is 1 wherever ``values`` are none of its numbers: rounded once more, to a narrower type,
-    they are as though they had been rounded once (Boldo and Melquiond, "When double rounding is odd", 2005).
+    """Round to float32, setting the last bit to 1 if the rounding is inexact.
 
-    ml_dtypes (0.6) goes from float64 to 8 bits by float32, and so takes what lies just beside a tie for one.
+    A second rounding to a narrower type then gives the same result as a single rounding (Boldo and Melquiond, "When
+    double rounding is odd", 2005). ml_dtypes 0.6 converts float64 to 8 bits through float32, which could turn a value
+    next to a tie into the tie.
     """
     near = values.astype(np.float32)
     even = (near.view(np.uint32) & 1) == 0
@@ -159,8 +181,11 @@ def _dequantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Resul
 
 
 def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """The range is that of the input, and 0 is in it; the scale of one without any width is 1/255, as in
-    onnx.reference."""
+    """Evaluate DynamicQuantizeLinear.
+
+    The range is that of the input, extended to include 0. A range of width 0 gets the scale 1/255, as in
+    onnx.reference.
+    """
     x = inputs[0]
     low = min(0.0, float(x.min(initial=0.0)))
     high = max(0.0, float(x.max(initial=0.0)))
@@ -171,17 +196,20 @@ def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: 
 
 
 def subtract_zero_points(inputs: Inputs) -> tuple[Array, Array]:
-    """The operands of MatMulInteger and ConvInteger less their zero points, as float64, which holds them exactly."""
+    """Subtract the zero points of MatMulInteger's or ConvInteger's operands.
+
+    Returns: both operands as float64, which holds the differences exactly.
+    """
     a, b = (np.asarray(value).astype(np.float64) for value in inputs[:2])
     zero_a = optional_input(inputs, 2)
     zero_b = optional_input(inputs, 3)
-    # one for each row
+    # A vector has one zero point per row.
     if zero_a is not None:
         zero = np.asarray(zero_a).astype(np.float64)
         a = a - (zero.reshape(()) if zero.size == 1 else zero.reshape(*zero.shape, 1) if zero.ndim == 1 else zero)
     if zero_b is not None:
         zero = np.asarray(zero_b).astype(np.float64)
-        # one for each column
+        # A vector has one zero point per column.
         b = b - (zero.reshape(()) if zero.size == 1 else zero)
     return a, b
 
@@ -199,7 +227,10 @@ def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 
 
 def _to_int32(values: Array, inputs: Inputs) -> Array:
-    """int32 of whole operands; operands that were left unrounded on purpose give what they give."""
+    """Convert the result of integer operands to int32.
+
+    Callers may pass unrounded float operands on purpose; their result stays float64.
+    """
     whole = all(np.asarray(value).dtype.kind != "f" for value in inputs[:2])
     if whole:
         return values.astype(np.int64).astype(np.int32)

@@ -1,5 +1,4 @@
-"""Reductions, softmax and LpNormalization, each by the formula of its specification
-(https://onnx.ai/onnx/operators)."""
+"""Evaluate reductions, softmax and LpNormalization by the formulas of https://onnx.ai/onnx/operators."""
 
 import math
 from typing import Any
@@ -11,7 +10,7 @@ from .evaluator_core import Array, Attrs, Function, Inputs, Result, Table, integ
 
 Axes = tuple[int, ...] | None
 
-# bound once, as Any: numpy's stubs have no overload for a keepdims that is not a literal
+# Typed as Any: numpy's stubs lack an overload for a keepdims that is not a literal.
 _add: Any = np.add.reduce
 _multiply: Any = np.multiply.reduce
 _maximum: Any = np.maximum.reduce
@@ -25,8 +24,13 @@ def _element_count(x: Array, axes: Axes) -> int:
 
 
 def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
-    """Mean over ``axes`` (None: all) in x's type; several times faster than numpy's on small arrays. Integers truncate
-    toward zero."""
+    """Compute the mean over ``axes``; several times faster than numpy's on small arrays.
+
+    Args:
+        axes: None for all.
+
+    Returns: x's dtype; integers truncate toward zero.
+    """
     total = _add(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
     n = _element_count(x, axes)
     if x.dtype.kind == "f":
@@ -83,9 +87,16 @@ def _log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _reduction_op(reduce: Any) -> Function:
-    """A reduction over axes from the attribute (up to opset 17; ReduceSum 12) or from the second input."""
+    """Build the function of a reduction.
+
+    Its axes are an attribute (up to opset 17; ReduceSum: up to 12) or the second input.
+    """
 
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+        """Reduce over the axes; without axes over all, or none with ``noop_with_empty_axes``.
+
+        Returns: the output.
+        """
         axes = integers_from(inputs, 1, attrs, "axes")
         keepdims = bool(attrs.get("keepdims", 1))
         if axes:
@@ -96,7 +107,7 @@ def _reduction_op(reduce: Any) -> Function:
 
 
 def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
+    """Compute softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
     x: Array = inputs[0]
     axes = (attrs.get("axis", -1),) if opset >= 13 else _axes_from(attrs.get("axis", 1), x.ndim)
     e = np.exp(x - _maximum(x, axis=axes, keepdims=True, initial=-math.inf))
@@ -110,7 +121,7 @@ def _axes_from(axis: int, rank: int) -> tuple[int, ...]:
 
 
 def _lp_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """x / ‖x‖ₚ along one axis, p 1 or 2; zero where the norm is zero (stated from opset 22 on)."""
+    """Compute x / ‖x‖ₚ along one axis for p = 1 or 2; zero if the norm is zero (specified from opset 22 on)."""
     x = inputs[0]
     axis = attrs.get("axis", -1)
     if attrs.get("p", 2) == 1:

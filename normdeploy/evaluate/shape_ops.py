@@ -1,4 +1,4 @@
-"""Ops that make tensors or move elements without computing on them (https://onnx.ai/onnx/operators)."""
+"""Evaluate ops that create tensors or move elements without arithmetic (https://onnx.ai/onnx/operators)."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ def _constant_of_shape(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
 
 
 def _range(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """start + i · delta for i < ceil((limit − start) / delta), in the type of start."""
+    """Compute start + i · delta for i < ceil((limit − start) / delta), in the type of start."""
     start, limit, delta = (value.item() for value in inputs)
     dtype = inputs[0].dtype
     if dtype.kind == "f":
@@ -114,7 +114,10 @@ def _concat(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Parts of the sizes given, else of equal size; the last is smaller where the length is no multiple (opset 18)."""
+    """Split into the given sizes, else into equal parts.
+
+    The last part is smaller if the number of parts does not divide the length (opset 18).
+    """
     x = inputs[0]
     axis = attrs.get("axis", 0)
     sizes = integers_from(inputs, 1, attrs, "split")
@@ -138,7 +141,7 @@ def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _slice(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Python's slices: ONNX counts negative positions and clamps out-of-range ones in the same way, backwards too."""
+    """Slice as Python does: ONNX counts negative positions and clamps out-of-range ones the same way, backwards too."""
     x = inputs[0]
     starts = integers_from(inputs, 1, attrs, "starts") or []
     ends = integers_from(inputs, 2, attrs, "ends") or []
@@ -164,7 +167,17 @@ def _tile(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def pad_array(x: Array, begins: list[int], ends: list[int], value: Any = 0) -> Array:
-    """``x`` with ``value`` around it; negative counts crop. One count a dim in ``begins`` and ``ends``."""
+    """Pad ``x`` with ``value``.
+
+    Args:
+        begins: elements to add before each dim; negative counts crop.
+        ends: elements to add after each dim; negative counts crop.
+
+    Returns: an array of x's dtype; ``x`` itself if all counts are 0.
+
+    Raises:
+        UnsupportedOp: the result has too many elements.
+    """
     if not any(begins) and not any(ends):
         return x
     sizes = [n + b + e for n, b, e in zip(x.shape, begins, ends, strict=True)]

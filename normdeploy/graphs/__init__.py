@@ -1,1 +1,1 @@
-"""ONNX graphs as the rest sees them: nodes, tensors, dims, bodies and functions; nothing here knows what a norm is."""
+"""ONNX graphs for the rest of the package: nodes, tensors, dims, bodies and functions. No module here knows norms."""

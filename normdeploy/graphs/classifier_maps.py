@@ -1,4 +1,4 @@
-"""Reads the maps of a classifier as an array.
+"""Read a classifier's maps as an array.
 
 ZipMap turns the scores of a row, [N, classes], into a map from class to score. skl2onnx writes it by default.
 """
@@ -17,7 +17,10 @@ _ZIP = "ZipMap"
 
 
 def replace_map_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with scores in the order of their classes in place of maps; itself where it has none."""
+    """Replace each ZipMap by a Gather that sorts the scores by class.
+
+    Returns: a changed copy; ``proto`` itself if it has no ZipMap.
+    """
     if not any(node.op_type == _ZIP for node in proto.graph.node):
         return proto
     proto = copy_model(proto)
@@ -38,5 +41,11 @@ def replace_map_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def map_values_to_array(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
-    """Return the values of each row's map in the order of its keys: float32 [rows, classes]."""
+    """Convert maps to an array with the classes in ascending order.
+
+    Args:
+        rows: one map from class to score per row.
+
+    Returns: float32 [rows, classes].
+    """
     return np.array([[row[key] for key in sorted(row)] for row in rows], np.float32)

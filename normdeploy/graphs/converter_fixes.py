@@ -1,11 +1,11 @@
-"""Nodes that onnx's version converter (1.23) gets wrong although it knows their op: refused, or written anew.
+"""Refuse or rewrite nodes that onnx's version converter (1.23) knows but converts incorrectly.
 
-- Dropout's mask holds 0 or False below opset 12 and True from there on, and is of the data's type below 10.
-- More than one output of BatchNormalization asked for training below opset 14.
-- The converter gives Clip and Pad bounds of float32 whatever the data are, leaves ``value`` at a Pad that does not
-  fill, and forgets that an absent bound of Clip was float32's largest number.
-- Softmax took axis 1 of a vector too, of which the converter makes the softmax of single numbers.
-- Resize takes either scales or sizes from opset 18 on; before, scales stood empty beside sizes.
+- Dropout's mask holds 0 or False below opset 12 and True from there on, and has the data's type below 10.
+- BatchNormalization with more than one output requests training below opset 14.
+- The converter gives Clip and Pad float32 bounds for every type of data. It leaves ``value`` at a Pad that does not
+  fill, and forgets that an absent bound of Clip meant float32's largest number.
+- Softmax accepted axis 1 of a vector too; the converter turns that into the softmax of single numbers.
+- Resize takes either scales or sizes from opset 18 on; before, scales were empty if sizes were given.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from .region import RefusedError
 from .shape_inference import infer_types
 
 _LARGEST = float(np.finfo(np.float32).max)
-# Input of Resize -> its place, from opset 11 on.
+# Positions of Resize's inputs from opset 11 on.
 _SCALES = 2
 _SIZES = 3
 
 
 @dataclass(frozen=True)
 class ConverterFacts:
-    """What is known of a file: types and shapes of its tensors, names that are read, and empty constants."""
+    """Facts about a file that the fixes need.
+
+    Attributes:
+        types: types and shapes of its tensors.
+        read: names that a node reads or a graph outputs.
+        empty: names of constants without elements.
+    """
 
     types: Types
     read: frozenset[str]
@@ -38,7 +44,10 @@ class ConverterFacts:
 
 
 def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
-    """Return what `require_convertible`, `prepare_for_converter` and `restore_bounds` have to know of a file."""
+    """Collect the facts that `require_convertible`, `prepare_for_converter` and `restore_bounds` need.
+
+    Returns: facts of the file before the conversion.
+    """
     bodies = [proto.graph, *(body for node in proto.graph.node for body in iter_subgraphs(node))]
     read = {name for body in bodies for node in body.node for name in node.input}
     read |= {output.name for body in bodies for output in body.output}
@@ -52,25 +61,30 @@ def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
 
 
 def has_mask(node: onnx.NodeProto) -> bool:
-    """Whether a Dropout names its mask."""
+    """Return whether a Dropout has the optional mask output."""
     return node.op_type == "Dropout" and len(node.output) > 1 and bool(node.output[1])
 
 
 def has_scales_and_sizes(node: onnx.NodeProto) -> bool:
+    """Return whether a Resize has both the inputs scales and sizes."""
     return node.op_type == "Resize" and len(node.input) > _SIZES and all(node.input[_SCALES : _SIZES + 1])
 
 
 def require_convertible(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> None:
-    """
+    """Check that each node has a form at opset ``new`` that computes the same.
+
+    Args:
+        old: opset of the file.
+
     Raises:
-        RefusedError: a node has no form at opset ``new`` that computes the same.
+        RefusedError: a node has no such form, or its type or rank is unknown.
     """
     for node in proto.graph.node:
         if is_standard(node) and any(old < change <= new for change in _CHANGES.get(node.op_type, ())):
             _require_convertible_node(node, known)
 
 
-# Op -> the opsets at which it changes.
+# Op → the opsets at which it changes.
 _CHANGES = {
     "BatchNormalization": (9, 14),
     "Clip": (11,),
@@ -109,7 +123,7 @@ def _require_convertible_node(node: onnx.NodeProto, known: ConverterFacts) -> No
 
 
 def prepare_for_converter(proto: onnx.ModelProto, known: ConverterFacts) -> None:
-    """Leave out masks that nothing reads and empty scales beside sizes, in place."""
+    """Remove unread masks, and empty scales next to sizes, in place."""
     for node in proto.graph.node:
         if is_standard(node) and has_mask(node) and node.output[1] not in known.read:
             del node.output[1:]
@@ -118,9 +132,11 @@ def prepare_for_converter(proto: onnx.ModelProto, known: ConverterFacts) -> None
 
 
 def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto], known: ConverterFacts) -> None:
-    """Write the bounds of Clip and Pad anew in what the converter made, in place.
+    """Rewrite the bounds of Clip and Pad in the converted model, in place.
 
-    ``originals``: the name of a node's first output -> the node before.
+    Args:
+        made: the converted model.
+        originals: name of a node's first output → the node before the conversion.
     """
     names = {name for node in made.graph.node for name in (*node.input, *node.output)}
     nodes: list[onnx.NodeProto] = []
@@ -138,7 +154,7 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
             for place, value in write(before).items():
                 name = unique_name(f"{node.output[0]}_{node.op_type.lower()}_{place}", names)
                 with np.errstate(over="ignore"):
-                    # Past the largest number of float16 a bound bounds nothing.
+                    # A bound beyond float16's largest number becomes Inf, which limits nothing.
                     number = np.array(value).astype(dtype)
                 tensor = onnx.numpy_helper.from_array(number)
                 nodes.append(onnx.helper.make_node("Constant", [], [name], value=tensor))
@@ -154,7 +170,10 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
 
 
 def _default_clip_bounds(node: onnx.NodeProto) -> dict[int, float]:
-    """Input -> its value: an absent bound was the largest number of float32, which cuts off infinities."""
+    """Return the value of each bound's input.
+
+    An absent bound meant float32's largest number, which clips infinities.
+    """
     return {1: attribute_value(node, "min", -_LARGEST), 2: attribute_value(node, "max", _LARGEST)}
 
 
@@ -170,7 +189,7 @@ _ANEW = {"Clip": _default_clip_bounds, "Pad": _default_pad_value}
 def _find_unread_constants(
     nodes: list[onnx.NodeProto], originals: Mapping[str, onnx.NodeProto], outputs: set[str]
 ) -> set[str]:
-    """Return the names of constants that the converter made and nothing reads any more."""
+    """Return the names of constants that the converter made and nothing reads."""
     read = outputs | {name for node in nodes for name in node.input}
     made = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output[0] not in originals}
     return made - read

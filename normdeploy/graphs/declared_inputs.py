@@ -1,4 +1,4 @@
-"""What a file alone states about its inputs."""
+"""Read the inputs that a file declares."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ STRING = "string"
 
 @dataclass(frozen=True)
 class DeclaredInput:
-    """An input that has to be given.
+    """Input without a default value.
 
-    ``dtype``: numpy's name, "bfloat16" or ``STRING``; "" where it is no tensor, or of no type that is known. ``dims``:
-    sizes, and names of those that are dynamic; one without a name is called after its input and axis, ``x_0``. None
-    where the rank is not known.
+    Attributes:
+        dtype: numpy's name, "bfloat16" or ``STRING``; "" if it is not a tensor or its type is unknown.
+        dims: sizes, and names of dynamic dims; None if the rank is unknown. An unnamed dim gets a name from its input
+            and axis, ``x_0``.
     """
 
     name: str
@@ -28,7 +29,10 @@ class DeclaredInput:
 
 
 def declared_inputs(graph: onnx.GraphProto) -> list[DeclaredInput]:
-    """The inputs of a graph without those that have a default."""
+    """List the inputs of a graph that have no default value.
+
+    Returns: one declaration per input, in the graph's order.
+    """
     return [_declared_input(v) for v in required_inputs(graph)]
 
 
@@ -41,7 +45,10 @@ def _declared_input(v: onnx.ValueInfoProto) -> DeclaredInput:
 
 
 def tensor_spec(v: onnx.ValueInfoProto) -> TensorSpec:
-    """Declaration of an input or output in a file; rank 0 if the file declares no shape."""
+    """Read the declaration of an input or output.
+
+    Returns: name, dtype ("" if it is not a tensor) and dims; rank 0 if the file declares no shape.
+    """
     kind, dims = value_info_type(v)
     if kind is None:
         dtype = ""

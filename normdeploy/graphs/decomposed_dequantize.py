@@ -1,8 +1,8 @@
-"""Reads weights that are dequantized by plain ops as DequantizeLinear, which they are.
+"""Rewrite weights that plain ops dequantize as DequantizeLinear.
 
-    (Cast(q) − z)·s          q stored codes; z and s constants, of one number or one for each place along an axis
+    (Cast(q) − z)·s          q: stored codes; z and s: constants, one number or one per element along an axis
 
-Tools for quantizing weights alone write it so. The form is for evaluation: there the rounding of the codes is drawn.
+Weight-only quantizers export this form. The rewritten model is for evaluation, which samples the rounding of the codes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,29 @@ from ..storage.shared_weights import tensor_array
 from .quantization_info import DEQUANTIZE
 
 _CODES = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
-# elements from which codes are a weight
+# Minimum number of elements for which codes count as a weight.
 MANY = 64
-# the opset from which on DequantizeLinear has an axis
+# First opset in which DequantizeLinear has an axis.
 _PER_CHANNEL = 13
 
 
 def has_code_casts(proto: onnx.ModelProto) -> bool:
-    """Return whether a Cast of a model reads stored codes."""
+    """Return whether a Cast reads stored codes.
+
+    Returns: True if it reads an int8 or uint8 initializer of at least `MANY` elements.
+    """
     codes = {t.name for t in proto.graph.initializer if t.data_type in _CODES and np.prod(t.dims) >= MANY}
     return any(node.op_type == "Cast" and node.input[0] in codes for node in proto.graph.node)
 
 
 def rewrite_as_dequantize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model (its weights loaded) with such weights as DequantizeLinear; itself where it has none."""
+    """Rewrite decomposed dequantization as DequantizeLinear.
+
+    Args:
+        proto: model with its weights loaded.
+
+    Returns: a changed copy; ``proto`` itself if nothing matches.
+    """
     if not has_code_casts(proto):
         return proto
     tensors = {t.name: t for t in proto.graph.initializer}
@@ -58,7 +67,10 @@ def _match_dequantize(
     tensors: dict[str, onnx.TensorProto],
     opset: int,
 ) -> tuple[onnx.NodeProto, list[onnx.TensorProto]] | None:
-    """Return the DequantizeLinear that a Mul of dequantized codes is, and its scale and zero point; None of others."""
+    """Match a Mul of dequantized codes.
+
+    Returns: the equivalent DequantizeLinear, and its scale and zero point; None if the Mul is anything else.
+    """
     zero: np.ndarray = np.zeros(())
     cast = makers.get(codes)
     if cast is not None and cast.op_type == "Sub" and cast.input[1] in tensors:
@@ -92,5 +104,5 @@ def _match_dequantize(
 
 
 def _varying_axes(constant: np.ndarray, rank: int) -> list[int]:
-    """The axes of a weight along which a constant that broadcasts to it has several numbers."""
+    """Return the axes of a weight along which a constant that broadcasts to it varies."""
     return [rank - constant.ndim + i for i, size in enumerate(constant.shape) if size > 1]

@@ -1,6 +1,6 @@
-"""Dimensions of ONNX tensors: sizes, symbols, and the arithmetic that torch's exporter writes into them ("2*s16*s82").
+"""Read dimensions of ONNX tensors: sizes, symbols, and the arithmetic that torch's exporter writes ("2*s16*s82").
 
-An expression is parsed and computed by walking its tree; nothing of it is ever executed.
+Expressions are parsed and computed by walking their trees; they are never executed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
-# element type and shape, None if unknown
+# elem_type and shape, each None if unknown.
 Type = tuple[int | None, Dims | None]
 
 
@@ -27,7 +27,7 @@ class Types(dict[str, Type]):
 
 Operators = Mapping[type[ast.operator | ast.unaryop], Callable[..., Any]]
 
-# Exact on integers and on polynomials alike.
+# These are exact on integers and on polynomials.
 _POLYNOMIAL: Operators = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -42,8 +42,10 @@ def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast
     """Compute an arithmetic expression by walking its tree.
 
     Args:
-        operators: what is done to the operands, by the class of the operator.
-        leaf: gives the value of every part that is neither a whole number nor an operation of ``operators``.
+        operators: function for each class of operator.
+        leaf: computes every part that is neither an integer nor an operation of ``operators``.
+
+    Returns: the value, of the type that ``operators`` and ``leaf`` work on.
     """
     match tree:
         case ast.Constant() if type(tree.value) is int:
@@ -59,7 +61,13 @@ def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast
 
 
 def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
-    """Return a dim's size where its symbols take the given sizes ("2*s16*s82"), None where it is unknown."""
+    """Compute a dim's size, for example of "2*s16*s82".
+
+    Args:
+        sizes: sizes of symbols, or of whole expressions.
+
+    Returns: the size; None if it is unknown.
+    """
     if dim is None or isinstance(dim, int):
         return dim
     if dim in sizes:
@@ -71,9 +79,13 @@ def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
 
 
 def _evaluate_dim(dim: str, operators: Operators, value: Callable[[str], Any]) -> Any:
-    """Compute the expression ``dim``. ``value``: of a symbol."""
+    """Compute the expression ``dim``; ``value`` returns the value of a symbol."""
 
     def evaluate_leaf(tree: ast.expr) -> Any:
+        """Compute a symbol.
+
+        Returns: its value.
+        """
         if not isinstance(tree, ast.Name):
             raise TypeError(ast.dump(tree))
         return value(tree.id)
@@ -82,19 +94,28 @@ def _evaluate_dim(dim: str, operators: Operators, value: Callable[[str], Any]) -
 
 
 def is_invented_name(dim: int | str | None) -> bool:
-    """Whether onnx's inference made up the name, for a size that it could not follow: the size may be named elsewhere,
-    too."""
+    """Return whether onnx's shape inference invented the name, for a size that it could not follow.
+
+    Returns: True for "unk__0", for example. The same size may have another name elsewhere.
+    """
     return isinstance(dim, str) and dim.startswith("unk__")
 
 
 @lru_cache(maxsize=4096)
 def dim_symbols(dim: int | str | None) -> frozenset[str]:
-    """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
+    """Collect the symbols in a dim.
+
+    Returns: their names; an expression that can't be parsed counts as one symbol.
+    """
     if dim is None or isinstance(dim, int):
         return frozenset()
     names: set[str] = set()
 
     def note_symbol(name: str) -> int:
+        """Note the symbol.
+
+        Returns: an arbitrary positive size, so that the expression can be computed.
+        """
         names.add(name)
         return 7
 
@@ -107,12 +128,18 @@ def dim_symbols(dim: int | str | None) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def dim_size(dim: int | str | None, name: str) -> Size:
-    """Return the size of a dim as a polynomial; ``name`` says which dim it is where the file does not."""
+    """Convert a dim to a polynomial of symbols.
+
+    Args:
+        name: identifies a dim that the file leaves unnamed.
+
+    Returns: the size; an opaque one if ``dim`` can't be a size or its name is ambiguous.
+    """
     if isinstance(dim, int):
         return Size.from_int(dim)
     if dim is None:
         return Size.opaque(name)
-    # Python reads names that differ there as one.
+    # Python's parser treats some different names as equal.
     if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():
         return Size.opaque("a dim", dim)
     try:

@@ -1,9 +1,9 @@
-"""Writes onnxruntime's DynamicQuantizeLSTM as what its kernel computes: a Scan over time that quantizes the state.
+"""Expand onnxruntime's DynamicQuantizeLSTM into its kernel's computation: a Scan over time with a quantized state.
 
-onnxruntime quantizes all of X at once, and the state of each step in front of its product with R (``ComputeGemm`` in
+onnxruntime quantizes all of X at once, and the state of each step before its product with R (``ComputeGemm`` in
 onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is [directions, hidden,
-4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one for each
-column (onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may share the batch: each quantizes
+4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
+(onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may split the batch. Each then quantizes
 the states of its part, whose range lies inside that of the whole batch.
 """
 
@@ -28,7 +28,7 @@ _INPUT = """
     xq, xs, xz = DynamicQuantizeLinear (X)
     x = DequantizeLinear (xq, xs, xz)
 """
-# One direction. "place" is its number, "n" the hidden size; Y is [time, 1, batch, n], Y_h and Y_c are [1, batch, n].
+# One direction: "place" is its index, "n" the hidden size. Y is [time, 1, batch, n], Y_h and Y_c are [1, batch, n].
 _WEIGHTS = """
     w = DequantizeLinear <axis: int = 1> (W, W_scale, W_zero)
     r = DequantizeLinear <axis: int = 1> (R, R_scale, R_zero)
@@ -79,7 +79,10 @@ _STEPS = """
 
 
 def is_plain_form(node: onnx.NodeProto) -> bool:
-    """Return whether a node has the plain form: no lengths, peepholes, clip or activations of its own."""
+    """Return whether a node has the plain form.
+
+    Returns: False with lengths, peepholes, a clip, coupled gates or unusual activations.
+    """
     given = {name for name, value in zip(_INPUTS, node.input, strict=False) if value}
     attributes = attribute_values(node)
     activations = [name.decode().lower() for name in attributes.get("activations", ())]
@@ -94,12 +97,14 @@ def expand_node(
     constant: Callable[[str, np.ndarray], str],
     stored: Callable[[str], np.ndarray | None],
 ) -> Iterator[onnx.NodeProto]:
-    """Write a node that is `is_plain_form`; each node written has its name.
+    """Expand a node for which `is_plain_form` holds. Each new node has the original node's name.
 
     Args:
-        fresh: makes a name that no tensor has yet.
-        constant: adds an initializer under such a name and returns it.
-        stored: gives the value of an initializer, None of any other tensor.
+        fresh: makes a tensor name that is not in use yet.
+        constant: adds an initializer under such a name and returns the name.
+        stored: returns the value of an initializer; None for any other tensor.
+
+    Yields: the new nodes in topological order.
     """
     attributes = attribute_values(node)
     n = int(attributes["hidden_size"])
@@ -120,7 +125,7 @@ def expand_node(
                 own[name] = fresh(names[name])
                 yield helper.make_node("Gather", [names[name], own["place"]], [own[name]], node.name, axis=0)
             else:
-                # Stored codes stay initializers, which are weights to whoever reads the form.
+                # Stored codes stay initializers, so that readers of this form recognize them as weights.
                 own[name] = constant(names[name], np.asarray(value)[place])
         ends.append(own)
         yield from _parse_nodes(_direction_text(names, reverse), node.name, own, fresh)
@@ -130,7 +135,7 @@ def expand_node(
 
 
 def _direction_text(given: dict[str, str], reverse: int) -> str:
-    """Return the text of one direction, with a bias and first states where the node has them."""
+    """Return the text of one direction, with the bias and the initial states that the node has."""
     if "B" in given:
         bias = _BIAS
     else:
@@ -143,15 +148,23 @@ def _direction_text(given: dict[str, str], reverse: int) -> str:
 
 
 def _parse_nodes(text: str, name: str, names: dict[str, str], fresh: Callable[[str], str]) -> Iterator[onnx.NodeProto]:
-    """Read nodes from text, and give each its name and each tensor the name in ``names``, or a fresh one."""
+    """Parse nodes from text and rename them.
+
+    Each node gets the name ``name``; each tensor gets its name in ``names``, or a fresh one.
+    """
     own = dict(names)
 
     def tensor_name(end: str) -> str:
+        """Map a name of the text to the tensor's name.
+
+        Returns: the same name for the same text.
+        """
         if end not in own:
             own[end] = fresh(f"{name}_{end}")
         return own[end]
 
     def rename_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+        """Rename nodes and their bodies in place."""
         for node in nodes:
             node.name = name
             for ends in (node.input, node.output):

@@ -1,5 +1,7 @@
-"""Keeps the exact values of constants that were rounded to the model's type, in a third of the memory that float64
-takes beside them."""
+"""Keep the exact values of constants that were rounded to the model's type.
+
+For float32 this takes 4 bytes per element, half of a float64 copy.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,36 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-# elements of a constant that is kept as it is
+# Constants up to this many elements are kept in float64.
 _FEW = 2**12
-# elements
+# Elements of a slice.
 _PIECE = 2**14
-# of an element: what rounding takes of a smaller one has too few digits in float32
+# Smallest nonzero element; the rounding error of a smaller one has too few digits in float32.
 _SMALLEST = 2.0**-80
 
 
 class ExactConstants:
-    """float64 values by the ids of the constants that hold them, rounded.
+    """float64 values by the ids of the constants that hold them rounded.
 
-    Of a large float32 constant the part that rounding took away is kept, in float32: value = rounded + part, off by
-    2⁻⁴⁸ of it at most, for the part is 2⁻²⁴ of the value or less and float32 keeps 24 bits of it. The rounded elements
-    are those of the constant where it holds the right ones; otherwise the value is kept whole, so that what is wrong in
-    a constant shows. Of a constant that is proved the part need not be kept where the value can be computed again.
+    For a large float32 constant, only the remainder lost in rounding is kept, in float32: value = rounded + remainder.
+    The relative error is at most 2⁻⁴⁸, because the remainder is at most 2⁻²⁴ of the value and float32 keeps 24 bits of
+    it. The rounded elements are taken from the constant if they are correct. Otherwise the whole value is kept, so that
+    errors in the constant show. Once a constant is proved, its remainder can be dropped if the value can be computed
+    again.
     """
 
     def __init__(self) -> None:
         self._whole: dict[int, np.ndarray] = {}
         self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # the rounded, and the value
+        # The rounded elements, and a function that computes the value.
         self._again: dict[int, tuple[np.ndarray, Callable[[], np.ndarray]]] = {}
 
     def store_exact(self, stored: gs.Constant, exact: np.ndarray) -> None:
+        """Store the float64 value of a constant.
+
+        Args:
+            stored: holds the value rounded to its type.
+        """
         exact = np.asarray(exact, dtype=np.float64)
         rounded = stored.values
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
@@ -42,11 +50,23 @@ class ExactConstants:
         self._whole[id(stored)] = exact
 
     def drop_remainder(self, key: int, again: Callable[[], np.ndarray]) -> None:
-        """Keep no longer what rounding took of a large constant; ``again`` computes its value, in float64."""
+        """Drop the remainder of a large constant.
+
+        Args:
+            key: id of the constant.
+            again: computes its value in float64.
+        """
         if key in self._parts:
             self._again[key] = self._parts.pop(key)[0], again
 
     def exact_value(self, key: int, otherwise: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the value of a constant.
+
+        Args:
+            key: id of the constant.
+
+        Returns: float64; ``otherwise`` if the constant is not stored here.
+        """
         if key in self._parts:
             rounded, part = self._parts[key]
             return np.add(rounded, part, dtype=np.float64)
@@ -55,7 +75,10 @@ class ExactConstants:
         return self._whole.get(key, otherwise)
 
     def exact_pieces(self, key: int) -> Iterator[tuple[slice, np.ndarray]]:
-        """The value of a constant that is known, by `cache_sized_slices` of its elements in order."""
+        """Yield the value of a stored constant in pieces, by `cache_sized_slices` of its flattened elements.
+
+        Yields: the slice, and its elements in float64.
+        """
         if key in self._parts:
             rounded, part = (x.reshape(-1) for x in self._parts[key])
             for places in cache_sized_slices(rounded.size):
@@ -68,13 +91,15 @@ class ExactConstants:
                 yield places, whole[places]
 
     def shape(self, key: int) -> tuple[int, ...]:
-        """Of a constant that is known."""
+        """Return the shape of a stored constant."""
         rounded = self._parts.get(key) or self._again.get(key)
         return (self._whole[key] if rounded is None else rounded[0]).shape
 
     def rounded_and_remainder(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """(the rounded elements, what rounding took away) of a large float32 constant, both float32 and not copied;
-        else None."""
+        """Return the rounded elements and the remainder of a large float32 constant.
+
+        Returns: two float32 arrays, not copied; None if the constant is kept whole or not stored here.
+        """
         if key in self._again:
             rounded, again = self._again[key]
             part = _rounding_remainder(again().reshape(-1), rounded.reshape(-1))
@@ -88,7 +113,10 @@ class ExactConstants:
 
 
 def _rounding_remainder(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | None:
-    """What rounding took away; None where ``rounded`` holds something else, or what float32 has too few digits for."""
+    """Return the remainder of rounding.
+
+    None if ``rounded`` is not the rounded value, or if float32 has too few digits for the remainder.
+    """
     part = np.empty(exact.shape, np.float32)
     with np.errstate(all="ignore"):
         for places in cache_sized_slices(exact.size):
@@ -102,5 +130,8 @@ def _rounding_remainder(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | 
 
 
 def cache_sized_slices(size: int) -> Iterator[slice]:
-    """Parts of an array that stay in the processor's cache: memory is the slowest of all."""
+    """Split an array into slices that stay in the processor's cache, because memory is the bottleneck.
+
+    Returns: an iterator over slices of at most 2**14 elements.
+    """
     return (slice(start, start + _PIECE) for start in range(0, size, _PIECE))

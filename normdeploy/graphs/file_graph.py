@@ -1,4 +1,4 @@
-"""What a file's graph says of its tensors: the values of constants, shapes and types."""
+"""Read tensors of a file's graph: the values of constants, shapes and types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .linked_graph import LinkedGraph
 from .proto_queries import single_use_symbols
 from .shape_inference import infer_types
 
-# Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
+# The result of these ops has the shape of the largest input (or broadcasts to it) and the type of the first.
 _ELEMENTWISE = frozenset(
     {
         *(
@@ -46,63 +46,75 @@ _ELEMENTWISE = frozenset(
     }
 )
 _NORMS = DEFAULT | OURS
-# the highest opset whose ops the passes write
+# Highest opset whose ops the passes write.
 NEWEST = max(row.since for row in STANDARD.values())
-# bytes of a constant
+# Larger constants, in bytes, are read again each time.
 _LARGE = 2**12
 
 
 class FileGraph(LinkedGraph):
-    """An ONNX model opened for reading: links, and the values, shapes and types of tensors."""
+    """ONNX model opened for reading: links, and the values, shapes and types of tensors."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        """
+        """Open ``proto``.
+
         Raises:
-            GraphError: the nodes stand in no valid order, or a name is written twice.
+            GraphError: the nodes are not in topological order, or a name is written twice.
         """
         super().__init__(proto)
         self.opset = default_domain_opset(proto)
-        # nodes written by us: they mean what the newest opset says
+        # Nodes that we wrote, by the newest opset's definition.
         self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        # of computed constants
+        # For computed constants.
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
-        # values of tensors that `allow_temporary_constants` takes for constants
+        # Values of tensors passed to `treat_as_constant`.
         self._taken: dict[int, np.ndarray] = {}
-        # what a rewrite computed
+        # Exact values that rewrites computed.
         self.exact = ExactConstants()
-        # of tensors that neither the file nor inference knows
+        # Shapes that neither the file nor inference knows.
         self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
-        # of tensors whose shape is known for good
+        # Shapes that are final.
         self._stated: dict[int, Dims] = {}
         self._dtypes: dict[int, int] = {}
 
     def is_constant(self, t: gs.Tensor) -> bool:
-        """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these
-        alone."""
+        """Return whether the file alone determines the value.
+
+        Returns: True for initializers, Constant nodes, and tensors computed from these alone.
+        """
         known = self._constant.get(id(t))
         if known is None:
             return self._is_derived_from(t, self._constant, seed=lambda _node: False)
         return known
 
     def is_shape_valued(self, t: gs.Tensor) -> bool:
-        """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
+        """Return whether a tensor is constant or computed only from shapes and constants.
+
+        Returns: False if it depends on the values of an input.
+        """
         known = self._shape_valued.get(id(t))
         if known is None:
             return self._is_derived_from(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
         return known
 
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
-        """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
+        """Treat these tensors, and all that is computed from them, as data.
+
+        Otherwise they would count as constants or sizes, from which they are computed.
+        """
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
 
     @contextmanager
     def allow_temporary_constants(self) -> Iterator[None]:
-        """Within it `treat_as_constant` may be called; behind it nothing is left of that."""
+        """Allow calls of `treat_as_constant`, whose effects end with this context.
+
+        Yields: nothing.
+        """
         constant = dict(self._constant)
         shape_valued = dict(self._shape_valued)
         try:
@@ -113,7 +125,10 @@ class FileGraph(LinkedGraph):
             self._taken = {}
 
     def treat_as_constant(self, t: gs.Tensor, value: np.ndarray) -> None:
-        """Let ``t``, which a node makes that nothing else looks through, count as a constant of this float64 value."""
+        """Treat ``t`` as a constant of this float64 value.
+
+        ``t`` is the output of a node that the evaluator does not look through.
+        """
         self._constant[id(t)] = self._shape_valued[id(t)] = True
         self._taken[id(t)] = value
 
@@ -142,12 +157,12 @@ class FileGraph(LinkedGraph):
         return memo[id(t)]
 
     def value(self, t: gs.Tensor) -> np.ndarray:
-        """The value of a constant: floating types as float64, exact where a rewrite computed it. ``is_constant(t)``
-        must hold.
+        """Compute the value of a tensor for which `is_constant` holds.
+
+        Returns: float64 for floating types, exact if a rewrite computed it; other types unchanged.
 
         Raises:
-            evaluate.Unsupported: it is computed by something that the evaluator does not know, or does not fit into
-            memory.
+            UnsupportedOp: the evaluator does not cover an op that computes it, or it takes too many elements.
         """
         known: dict[int, Any] = {}
         stack = [t]
@@ -184,7 +199,10 @@ class FileGraph(LinkedGraph):
         return known[id(t)]
 
     def known_value(self, t: gs.Tensor) -> np.ndarray | None:
-        """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
+        """Compute the value of ``t`` if it is constant.
+
+        Returns: as `value`; None if ``t`` is omitted, not constant or can't be evaluated.
+        """
         if t.is_empty():
             return None
         try:
@@ -196,8 +214,12 @@ class FileGraph(LinkedGraph):
             return None
 
     def value_and_remainder(self, t: gs.Tensor) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """A value and a rest, whose sum in float64 is the constant ``t``: float32 is given without a copy, other types
-        as by `known`."""
+        """Return a value and a remainder whose sum in float64 is the constant ``t``.
+
+        Returns:
+            float32 elements without a copy, and their remainder, or None if it is 0. Other types are returned as by
+            `known_value`, without a remainder. None if ``t`` has no known value.
+        """
         kept = self.exact.rounded_and_remainder(id(t))
         if kept is not None:
             return kept
@@ -209,6 +231,13 @@ class FileGraph(LinkedGraph):
         return (value, None)
 
     def evaluate_node(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Evaluate one node in float64, reporting every failure as UnsupportedOp.
+
+        Returns: one array per output.
+
+        Raises:
+            UnsupportedOp: the evaluator does not cover the op, or the inputs don't fit it.
+        """
         try:
             return self.evaluate(node, inputs)
         except (ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError) as e:
@@ -217,14 +246,20 @@ class FileGraph(LinkedGraph):
     def evaluate(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
         """Evaluate one node in float64.
 
+        Returns: one array per output.
+
         Raises:
-            evaluate.Unsupported: the evaluator does not know this op or this form of it.
+            UnsupportedOp: the evaluator does not cover this op or this form of it.
         """
         return self.node_evaluator(node)(inputs)
 
     def node_evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
-        """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not
-        asked for."""
+        """Build a float64 function of a node's inputs.
+
+        CastLike is a Cast to the type of its second input, whose value is not needed.
+
+        Returns: a function from one array per input to one array per output; built once per node.
+        """
         evaluation = self._evaluators.get(id(node))
         if evaluation is None:
             if node.op == "CastLike":
@@ -251,8 +286,10 @@ class FileGraph(LinkedGraph):
         return evaluation
 
     def shape(self, t: gs.Tensor) -> Dims | None:
-        """The shape as far as it is known: ints, symbols or expressions of symbols, None for an unknown dim; None
-        without a rank."""
+        """Return the shape as far as it is known.
+
+        Returns: sizes, symbols or expressions of symbols, and None for an unknown dim; None if the rank is unknown.
+        """
         if isinstance(t, gs.Constant):
             return tuple(t.shape)
         if id(t) in self._stated:
@@ -280,18 +317,23 @@ class FileGraph(LinkedGraph):
         return self._shapes.get(id(t)) or dims
 
     def _work_out_shapes(self) -> None:
-        """Learn shapes that neither the file nor inference knows; called where one is wanted. Here there are none."""
+        """Compute shapes that neither the file nor inference knows. Does nothing here; subclasses may override it."""
 
     def record_type(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
-        """Take down what was found out of ``t``. ``dtype``: an element type of ONNX, None where it was not looked
-        for."""
+        """Record the type and shape that were found for ``t``.
+
+        Args:
+            dtype: elem_type; None if it was not determined.
+        """
         self._shapes[id(t)] = dims
         if dtype is not None:
             self._dtypes[id(t)] = dtype
 
     def _carried_shape(self, t: gs.Tensor) -> Dims | None:
-        """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it
-        can't follow."""
+        """Return the shape that elementwise nodes carry from the last tensor of known shape.
+
+        onnx's inference stops at the first op that it can't follow.
+        """
         way: list[gs.Tensor] = []
         while id(t) not in self._shapes:
             node = self.producer(t)
@@ -312,7 +354,7 @@ class FileGraph(LinkedGraph):
         return self._shapes[id(t)]
 
     def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
-        """The shape to which tensors of one rank broadcast, each dim from the first that is not 1."""
+        """Return the shape to which tensors of one rank broadcast. Each dim is the first one that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
         if shapes:
             return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True))
@@ -329,7 +371,10 @@ class FileGraph(LinkedGraph):
         return len(known)
 
     def dtype(self, t: gs.Tensor) -> Any:
-        """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
+        """Return the dtype of a tensor.
+
+        Returns: numpy's dtype, of ml_dtypes for bfloat16; None if unknown or not a tensor type.
+        """
         known = t.dtype
         if known is None:
             inferred = self._inferred_types.get(t.name)
@@ -351,18 +396,22 @@ class FileGraph(LinkedGraph):
                 return onnx.helper.tensor_dtype_to_np_dtype(known)
             return np.dtype(known)
         except (KeyError, TypeError):
-            # stated as of no type, or a sequence, a map or an optional
+            # The type is undefined, or a sequence, a map or an optional.
             return None
 
     @cached_property
     def _inferred_types(self) -> Types:
-        """onnx's own shape inference over a copy without the weights."""
+        """Run onnx's shape inference on a copy without the weights."""
         return infer_types(self.proto)
 
 
 def stored_array(t: gs.Constant) -> np.ndarray:
-    """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
-    of every weight."""
+    """Return the elements as stored in the file.
+
+    Large constants are read again each time, because graphsurgeon would keep a copy of every weight.
+
+    Returns: an array of the file's dtype.
+    """
     values = t._values
     if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE:
         return values.load()
@@ -370,20 +419,25 @@ def stored_array(t: gs.Constant) -> np.ndarray:
 
 
 def widen_to_float64(values: np.ndarray) -> np.ndarray:
-    """Floating types (bfloat16 included) as float64, others as they are, those that are quantized too."""
+    """Convert floats to float64.
+
+    Returns: float64 for floats, bfloat16 included; integers, booleans and quantized types unchanged.
+    """
     if values.dtype.kind in "biu?" or is_quantized_type(values.dtype):
         return values
     return values.astype(np.float64)
 
 
 def _is_open_dim(dim: int | str | None) -> bool:
-    """Whether a file leaves a dim open; PaddlePaddle's older writers put -1 there."""
+    """Return whether a file leaves a dim open; PaddlePaddle's older exporters write -1."""
     return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
 
 
 def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
-    """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names
-    mean nothing."""
+    """Return whether ``t``, an output of ``node``, has the shape of its largest input.
+
+    Op names of a third-party domain say nothing, so these return False unless the op is a known norm.
+    """
     norm = _norm_op_row(node)
     if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):
         return False
@@ -393,7 +447,7 @@ def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
 
 
 def _norm_op_row(node: gs.Node) -> NormOp | None:
-    """The row of a norm's node, None of others."""
+    """Return the table row of a norm's node; None for other nodes."""
     here = (node.domain or "") in ("", "ai.onnx", DOMAIN)
     if here:
         return _NORMS.get(node.op)
@@ -401,7 +455,7 @@ def _norm_op_row(node: gs.Node) -> NormOp | None:
 
 
 def _type_source(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
-    """The input whose type ``t``, a result of ``node``, has; None where nobody knows."""
+    """Return the input that determines the type of ``t``, an output of ``node``; None if unknown."""
     if node.op in ("Cast", "CastLike") or not _keeps_input_shape(node, t):
         return None
     norm = _norm_op_row(node)
@@ -420,7 +474,10 @@ def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 
 
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
-    """The inputs whose values matter: CastLike's second gives only a type."""
+    """List the inputs whose values matter. CastLike's second input only provides a type.
+
+    Returns: the inputs without omitted ones.
+    """
     if node.op == "CastLike":
         inputs = node.inputs[:1]
     else:

@@ -1,7 +1,6 @@
-"""Ops whose function body travels in the file, ours and packages', in a file: which of them are to be believed, and the
-functions that go with those that are written.
+"""Check and write the functions of own ops and third-party ops with an ONNX function body.
 
-A function of such a name with another body means what its body says: it is never taken for the op.
+A function with the name of such an op but another body is never treated as the op: only its body defines it.
 """
 
 from __future__ import annotations
@@ -19,24 +18,32 @@ from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.proto_traversal import copy_field, function_key, nodes_with_bodies
 
-# the first IR version in which a model may hold functions
+# First IR version in which a model may hold functions.
 _IR_OF_FUNCTIONS = 8
 
-# domain, name
+# Domain and name.
 Op = tuple[str, str]
 
 
 def may_use_function_ops(proto: onnx.ModelProto) -> bool:
-    """Whether ``proto`` may have nodes of ours, or has such of a package's."""
+    """Return whether the model may contain own ops or contains third-party ops with a function body.
+
+    Returns: True also if it only imports our domain.
+    """
     return any(o.domain == DOMAIN for o in proto.opset_import) or bool(_function_op_calls(proto))
 
 
 def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelProto:
-    """``proto`` ready for the passes: of the functions of our ops and packages' those written out in place that are not
-    asked for or not theirs.
+    """Prepare the model for the passes by inlining functions of own ops and third-party ops.
+
+    Args:
+        fuse: "portable" inlines only functions whose body is not that of the op with this name. Any other value inlines
+            all functions of such ops.
+
+    Returns: a changed copy; ``proto`` itself if nothing is inlined.
 
     Raises:
-        GraphError: a node lacks what the function that it calls asks for.
+        GraphError: a node lacks an input or attribute that the function it calls requires.
     """
     if not may_use_function_ops(proto):
         return proto
@@ -59,8 +66,10 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
 
 
 def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Give ``proto``, in place, the functions of our ops and packages' that it uses, written for ``opset``, and no
-    other of them."""
+    """Write the functions of the own ops and third-party ops in use, for ``opset``, and remove all others of such ops.
+
+    Returns: ``proto``, changed in place.
+    """
     calls = _function_op_calls(proto)
     others = [f for f in proto.functions if not is_managed_op(f.domain, f.name)]
     if calls or len(others) < len(proto.functions):
@@ -83,8 +92,12 @@ def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
-    """``proto`` with these of its nodes, calls of ops of ours, as the nodes of their bodies. The calls are changed;
-    other nodes that bear the same name stay."""
+    """Inline these calls of own ops and third-party ops.
+
+    The calls are renamed in place first, so other nodes of the same op stay.
+
+    Returns: a changed copy; ``proto`` itself if no call has a body at its opset.
+    """
     opset = default_domain_opset(proto)
     functions = dict[Op, onnx.FunctionProto]()
     for node in calls:
@@ -101,13 +114,13 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
 
 
 def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
-    """The functions of those ops that have one at that opset, but for those ``held`` already."""
+    """Return the functions of those ops that have one at this opset, except those ``present`` already."""
     rows = [(op, function_op_row(*op)) for op in sorted({*ops} - {*present})]
     return [norm_function_body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
 
 def _function_op_calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of our domain and packages' ops, outside their functions."""
+    """List the nodes of own ops and third-party ops with a function body, outside their own functions."""
     holders = [proto.graph.node, *(f.node for f in proto.functions if not is_managed_op(f.domain, f.name))]
     return [
         node for holder in holders for node in nodes_with_bodies(holder) if is_managed_op(node.domain, node.op_type)
@@ -115,7 +128,7 @@ def _function_op_calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _fully_called_ops(calls: Sequence[onnx.NodeProto]) -> set[Op]:
-    """The ops among ``calls`` that get all that they ask for each time: others may bear their names."""
+    """Return the ops whose calls are all complete. Nodes of other ops may share the name by accident."""
     whole = {(n.domain, n.op_type) for n in calls if _own_op_row(n) is not None}
     return whole - {(n.domain, n.op_type) for n in calls if not _is_complete_call(n)}
 
@@ -129,7 +142,7 @@ def _is_complete_call(node: onnx.NodeProto) -> bool:
 
 
 def _describe_missing(node: onnx.NodeProto) -> str:
-    """What a node of such an op lacks."""
+    """Describe the inputs and attributes that a call lacks; "" if it is complete."""
     row = _own_op_row(node)
     assert row is not None
     given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -140,7 +153,10 @@ def _describe_missing(node: onnx.NodeProto) -> str:
 
 
 def is_own_function(function: onnx.FunctionProto) -> bool:
-    """Whether a function of the file is the one of the op that bears its name."""
+    """Return whether a function of the file has the body of the op with its name.
+
+    Returns: False for functions of other ops, too.
+    """
     opset = default_domain_opset(function, 0)
     row = function_op_row(function.domain, function.name)
     if row is None or opset < row.since or function.attribute_proto:
@@ -149,7 +165,7 @@ def is_own_function(function: onnx.FunctionProto) -> bool:
 
 
 def _function_meaning(function: onnx.FunctionProto) -> list[object]:
-    """What a function computes, however a tool that wrote the file again calls its tensors."""
+    """Describe the computation of a function independently of its tensors' names, which tools may change."""
     counter = count()
     numbers = dict(zip(function.input, counter, strict=False))
     steps: list[object] = [len(function.input), sorted(function.attribute)]
@@ -166,7 +182,7 @@ def _function_meaning(function: onnx.FunctionProto) -> list[object]:
 def _inline_functions(
     proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto]
 ) -> onnx.ModelProto:
-    """``proto`` with the functions of these ops, its own and ``bodies``, written out in place."""
+    """Return a copy of ``proto`` with the functions of these ops inlined, its own and ``bodies``."""
     made = {o: n for n in _function_op_calls(proto) for o in n.output}
     skeleton = _copy_without_weights(proto)
     skeleton.functions.extend(bodies)
@@ -178,7 +194,7 @@ def _inline_functions(
     for node in (
         nodes_with_bodies((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ()
     ):
-        # the inliner doesn't know of defaults
+        # The inliner ignores default attributes.
         if is_managed_op(node.domain, node.op_type):
             given = {a.name for a in node.attribute}
             default = defaults.get(function_key(node), ())
@@ -194,7 +210,7 @@ def _inline_functions(
 
 
 def _copy_without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose initializers have their names alone: protobuf can't give the inliner more than 2 GB."""
+    """Copy the model without the data of its initializers: protobuf can't give the inliner more than 2 GB."""
     copy = onnx.ModelProto()
     for field, value in proto.ListFields():
         if field.name != "graph":

@@ -1,7 +1,7 @@
-"""The ONNX graph that the passes work on: what `normdeploy.graphs.file_graph` reads, to be edited and written again.
+"""ONNX graph that the passes edit and write: `normdeploy.graphs.file_graph` with changes.
 
-Edits only re-point tensors. A node whose outputs nobody uses any more is dropped from the list that is exported; its
-own links are left alone, because residual branches share them.
+Edits only change which tensors nodes read and write. A node whose outputs are unused is dropped from the exported list.
+Its own links are left alone, because residual branches share them.
 """
 
 from __future__ import annotations
@@ -27,46 +27,54 @@ __all__ = ["NEWEST", "Graph", "value_inputs"]
 
 
 class Graph(FileGraph):
-    """An ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
+    """ONNX model opened for rewriting. ``nodes`` is in topological order and holds live nodes only."""
 
     def __init__(self, proto: onnx.ModelProto, taken: Collection[str] = (), weights: Weights | None = None) -> None:
-        """Open ``proto``; it is never changed.
+        """Open ``proto``, which is never changed.
 
         Args:
-            taken: names that no new tensor may bear.
-            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.shared_weights`);
-            None: it holds them.
+            taken: names that new tensors must not have.
+            weights: stores new large constants, and the written model refers to it
+                (`normdeploy.storage.shared_weights`). None writes them into the model.
 
         Raises:
-            GraphError: the nodes stand in no valid order, or a name is written twice.
+            GraphError: the nodes are not in topological order, or a name is written twice.
         """
         super().__init__(proto)
-        # id() is only a name while the object lives
+        # An id identifies an object only while the object lives.
         self._keep: list[gs.Node | gs.Tensor] = []
-        # the last node that was put behind another for it
+        # id of a node → the last node that was inserted after it.
         self._inserted: dict[int, gs.Node] = {}
         self._dead: set[int] = set()
         self._weights = weights
-        # by id of a new large constant
+        # By id of a new large constant.
         self._referring: dict[int, onnx.TensorProto] = {}
         self._names = {*taken, *all_names(proto.graph)}
-        # id of a Constant node of ours -> the initializer that is written for it
+        # id of a Constant node that we made → the initializer that is written for it.
         self._settled: dict[int, gs.Constant] = {}
-        # what recognition found out about one norm and may try on its likes
+        # Results of recognition for one norm, to try on similar ones.
         self.memo: dict[object, object] = {}
 
     @property
     def nodes(self) -> list[gs.Node]:
-        """Live nodes in topological order, new ones included."""
+        """Return the live nodes in topological order, new ones included."""
         return [node for node in self._sequence if id(node) not in self._dead]
 
     def is_alive(self, node: gs.Node) -> bool:
+        """Return whether the node has not been dropped."""
         return id(node) not in self._dead
 
     # ------------------------------------------------------------------ editing
 
     def add_constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
-        """A new initializer of the given type that remembers its float64 value."""
+        """Add an initializer that remembers its float64 value.
+
+        Args:
+            name: made unique if it is in use.
+            exact: value before rounding to ``dtype``.
+
+        Returns: the new constant.
+        """
         stored = gs.Constant(self._fresh_name(name), np.asarray(exact).astype(dtype, order="C"))
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
@@ -82,9 +90,15 @@ class Graph(FileGraph):
         domain: str = "",
         outputs: int = 1,
     ) -> gs.Node:
-        """A new node with fresh outputs, not in the graph yet. ``like`` gives names and the type.
+        """Make a node with fresh outputs; it is not in the graph yet.
 
-        Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
+        Attributes are rounded to float32 as in the file, so that certificates judge the node that is written.
+
+        Args:
+            like: tensor that provides the outputs' type and the beginning of their names.
+            outputs: number of outputs.
+
+        Returns: the new node.
         """
         attributes = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
         if like.dtype is not None:
@@ -107,11 +121,14 @@ class Graph(FileGraph):
         place: int = 0,
         origin: gs.Node | None = None,
     ) -> None:
-        """Let output number ``place`` of the last of ``new_nodes`` be ``old`` (which keeps its name and readers), and
-        drop what nobody uses any more.
+        """Insert ``new_nodes`` and let the last of them produce ``old``, which keeps its name and readers.
 
-        ``shape``: of ``old``, where it is known now. ``origin``: the node whose metadata the new ones get, the producer
-        of ``old`` if None.
+        Nodes that become unused are dropped.
+
+        Args:
+            shape: of ``old``, if it is known now.
+            place: index of the output that becomes ``old``.
+            origin: node whose metadata the new nodes inherit; None for the producer of ``old``.
         """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
@@ -124,7 +141,7 @@ class Graph(FileGraph):
         if shape is not None:
             self._shapes[id(old)] = shape
         end = before
-        # of another of its outputs
+        # Nodes may have been inserted already for another output.
         while id(end) in self._inserted:
             end = self._inserted[id(end)]
         for node in new_nodes:
@@ -135,21 +152,25 @@ class Graph(FileGraph):
         self.redirect_readers(old, new_nodes[-1], place)
 
     def redirect_readers(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
-        """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any
-        more."""
+        """Let output number ``place`` of ``node``, which is in the graph, become ``old``.
+
+        Nodes that become unused are dropped.
+        """
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
         before.outputs[_index_of(before.outputs, old)] = gs.Variable(
             self._fresh_name(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
         )
-        # asked about already: no tensor made later may bear its id
+        # Caches may know this id, so no later tensor may get it.
         self._keep.append(node.outputs[place])
         node.outputs[place] = old
         self.drop_if_unused(before)
 
     def freeze_tensor(self, t: gs.Tensor, value: np.ndarray) -> None:
-        """Let ``t``, which constants or sizes that the file states make, be an initializer of its name that holds
-        ``value``, and drop what nobody uses any more."""
+        """Replace ``t`` by an initializer of the same name that holds ``value``.
+
+        ``t`` is computed from constants or sizes that the file states. Nodes that become unused are dropped.
+        """
         node = gs.Node(
             "Constant",
             name=t.name,
@@ -165,7 +186,7 @@ class Graph(FileGraph):
         self.replace(t, [node])
 
     def drop_if_unused(self, node: gs.Node) -> None:
-        """Remove ``node`` if none of its outputs is read, and then, upwards, what only it used."""
+        """Remove ``node`` if none of its outputs is read, and then, upwards, the nodes that only it used."""
         stack = [node]
         while stack:
             top = stack.pop()
@@ -190,8 +211,10 @@ class Graph(FileGraph):
     # ------------------------------------------------------------------ writing
 
     def to_proto(self) -> onnx.ModelProto:
-        """The model as it is now: live nodes, the initializers that they use, and everything that graphsurgeon would
-        lose."""
+        """Write the current model.
+
+        Returns: live nodes, the initializers that they use, and all fields that graphsurgeon would lose.
+        """
         out = onnx.ModelProto()
         for field, value in self.proto.ListFields():
             if field.name != "graph":
@@ -215,12 +238,12 @@ class Graph(FileGraph):
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
         inner = (t for n in nodes_with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
-        # the others are the bodies' own
+        # The others belong to the bodies.
         used |= {id(t): t for t in inner if t.name in self._initializers}
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
         named: set[str] = set()
-        # the file's own order, then ours: a second run changes nothing
+        # The file's order comes first, then ours, so that a second run changes nothing.
         place = {name: i for i, name in enumerate(self._initializers)}
         for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
             if t.name in named:
@@ -235,7 +258,11 @@ class Graph(FileGraph):
         return out
 
     def node_proto(self, node: gs.Node) -> onnx.NodeProto:
-        """One node; a node of the file is taken as it stood there, a new one bears the metadata of what it replaces."""
+        """Write one node.
+
+        Returns: a node of the file unchanged except for its outputs' names; a new node with the metadata of those it
+            replaces.
+        """
         proto = onnx.NodeProto()
         original = self._original.get(id(node))
         if original is not None:
@@ -251,18 +278,24 @@ class Graph(FileGraph):
         return proto
 
     def file_initializer(self, t: gs.Tensor) -> onnx.TensorProto | None:
-        """The initializer of the file that ``t`` is, None of what is computed or new.
+        """Return the file's initializer for ``t``.
+
+        Returns: None if ``t`` is computed or new.
 
         Raises:
-            GraphError: it is sparse, which nothing here reads.
+            GraphError: the file has sparse initializers with this name, which are not supported here.
         """
         if any(t.name == sparse.values.name for sparse in self.proto.graph.sparse_initializer):
             raise GraphError(f"the initializer {t.name!r} is sparse")
         return self._initializers.get(t.name)
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
-        """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or
-        a new one."""
+        """Write one initializer.
+
+        Returns:
+            The file's own tensor unchanged, because graphsurgeon can't repack 4-bit elements that it has unpacked; or a
+            new one.
+        """
         known = self._initializers.get(t.name, self._referring.get(id(t)))
         if known is not None:
             return known

@@ -1,7 +1,7 @@
-"""Finds the numbers at which a graph's own constants act: the thresholds of its inputs.
+"""Find the thresholds of a graph's inputs: the numbers at which its constants take effect.
 
-`find_thresholds` walks a graph from its end to its inputs and takes each threshold along: past x·2 + 1 a threshold of 5
-becomes one of 2. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of them.
+`find_thresholds` walks a graph from its end to its inputs and converts each threshold on the way: before x·2 + 1, a
+threshold of 5 becomes 2. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..storage.shared_weights import tensor_array
 from ..types import Arrays
 from .index_bounds import IndexLimit, find_index_bounds
 
-# elements of a constant that is read as thresholds
+# Maximum number of elements of a constant that is read as thresholds.
 _FEW = 64
-# thresholds of one tensor
+# Maximum number of thresholds of one tensor.
 _MOST = 24
-# Each element of the result is an element of an input, so a threshold of the one is one of the other.
+# A threshold of the result is one of the input, because elements are moved, selected or averaged.
 _SAME = frozenset(
     {
         "Identity",
@@ -83,7 +83,7 @@ _AT_ZERO = frozenset(
     }
 )
 _COMPARED = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Min", "Max", "Mod"})
-# The inputs that decide how large a result is, or which place is read; None: all of them.
+# Inputs that determine sizes of a result or positions to read; None for all inputs.
 _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
     "Reshape": (1, 2, 3, 4),
     "Expand": (1, 2, 3, 4),
@@ -119,7 +119,7 @@ _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
 }
 
 
-# What they give is no size, whatever they read.
+# Their outputs do not pass sizes on, whatever they read.
 _NO_SIZES = frozenset(
     {"Shape", "Size", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "IsNaN", "IsInf", "Not", "And"}
     | {"Or", "Xor"}
@@ -128,11 +128,13 @@ _NO_SIZES = frozenset(
 
 @dataclass
 class GraphThresholds:
-    """The thresholds of a graph.
+    """Thresholds of a graph.
 
-    ``values``: by input, those that act on it. ``named``: all of the graph, as its constants have them. ``sized``: the
-    inputs that decide sizes or places; large numbers there would fill the memory, or be no place at all. ``limits``:
-    the rows of the tables that integer inputs look up.
+    Attributes:
+        values: input → thresholds that act on it.
+        named: all thresholds of the graph, as its constants state them.
+        sized: inputs that determine sizes or positions. Large numbers there would fill the memory or be out of range.
+        limits: integer input → range of the rows that it may look up.
     """
 
     values: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -141,12 +143,18 @@ class GraphThresholds:
     limits: Mapping[str, IndexLimit] = field(default_factory=dict)
 
     def for_input(self, name: str) -> tuple[float, ...]:
-        """The thresholds to draw for an input: its own first, then those that were not traced to an input."""
+        """List the thresholds to draw for an input.
+
+        Returns: its own first, then those that were not traced to an input; at most 48.
+        """
         return tuple(dict.fromkeys((*self.values.get(name, ()), *self.named)))[: 2 * _MOST]
 
 
 def find_thresholds(proto: onnx.ModelProto) -> GraphThresholds:
-    """Read the thresholds of a model: one pass over its nodes, bodies and functions."""
+    """Read the thresholds of a model in one pass over its nodes, bodies and functions.
+
+    Returns: thresholds and index limits by input, and the inputs that determine sizes.
+    """
     walk = _ThresholdPropagation({(f.domain, f.name): f for f in proto.functions})
     thresholds = walk.propagate_graph(proto.graph, {})
     inputs = [value.name for value in proto.graph.input]
@@ -166,7 +174,7 @@ _Constants = dict[str, np.ndarray]
 
 
 class _ThresholdPropagation:
-    """Carries thresholds from the end of a graph to its inputs."""
+    """Carry thresholds from the end of a graph to its inputs."""
 
     def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> None:
         self._functions = functions
@@ -175,7 +183,13 @@ class _ThresholdPropagation:
         self.sized: set[str] = set()
 
     def propagate_graph(self, graph: onnx.GraphProto | onnx.FunctionProto, outer: _Constants) -> _Thresholds:
-        """Return the thresholds of each tensor that ``graph`` reads, those of tensors outside of it among them."""
+        """Compute the thresholds of each tensor that ``graph`` reads.
+
+        Args:
+            outer: constants of the graphs around this one.
+
+        Returns: tensor name → thresholds, tensors outside of the graph included.
+        """
         constants = small_constants(graph, outer)
         for node in graph.node:
             value = node_constant(node, constants)
@@ -206,10 +220,10 @@ class _ThresholdPropagation:
                 _add_thresholds(thresholds, name, values)
 
     def _propagate_call(self, node: onnx.NodeProto, function: onnx.FunctionProto, thresholds: _Thresholds) -> None:
-        """Take over what a function's body says of its inputs; each body is read once."""
+        """Adopt the thresholds and sizes of a function's inputs for a call; each body is read once."""
         key = (function.domain, function.name)
         if key not in self._known:
-            # A function that calls itself is refused elsewhere; here it ends.
+            # This ends the recursion of a function that calls itself, which is refused elsewhere.
             self._known[key] = ({}, set())
             outside = self.sized
             self.sized = set()
@@ -222,9 +236,9 @@ class _ThresholdPropagation:
                 self.sized.add(given)
 
     def _note_size_tensors(self, node: onnx.NodeProto) -> None:
-        """Note the tensors that decide sizes: those read as such, and those that such a tensor is made of."""
+        """Note the tensors that determine sizes: those read as sizes, and those that such a tensor is computed from."""
         if node.domain not in STANDARD and (node.domain, node.op_type) not in self._functions:
-            # The op is not known, so any of its inputs may be read as a size.
+            # The op is unknown, so it may read any input as a size.
             self.sized.update(node.input)
             return
         if self.sized.intersection(node.output) and node.op_type not in _NO_SIZES:
@@ -242,7 +256,13 @@ def _add_thresholds(thresholds: _Thresholds, name: str, values: Iterable[float])
 
 
 def small_constants(graph: onnx.GraphProto | onnx.FunctionProto, outer: Arrays) -> _Constants:
-    """Return the small initializers of a graph, by name, and those of the graphs around it."""
+    """Collect the small initializers of a graph and of the graphs around it.
+
+    Args:
+        outer: constants of the graphs around it.
+
+    Returns: name → elements, for at most 64 elements each.
+    """
     constants = dict(outer)
     if isinstance(graph, onnx.GraphProto):
         for tensor in graph.initializer:
@@ -252,7 +272,10 @@ def small_constants(graph: onnx.GraphProto | onnx.FunctionProto, outer: Arrays) 
 
 
 def node_constant(node: onnx.NodeProto, constants: Arrays) -> np.ndarray | None:
-    """The value of a node that is a small constant, or only lays one out anew."""
+    """Compute the value of a node that is a small constant, or only reshapes or casts one.
+
+    Returns: the elements, with or without their final shape and type; None for any other node.
+    """
     if node.op_type == "Constant" and node.domain in STANDARD:
         for attribute in node.attribute:
             if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
@@ -267,14 +290,17 @@ def node_constant(node: onnx.NodeProto, constants: Arrays) -> np.ndarray | None:
 
 
 def distinct_numbers(values: np.ndarray | None) -> list[float]:
-    """The different numbers of a small constant."""
+    """List the distinct numbers of a small constant.
+
+    Returns: floats in ascending order; [] for None and for strings, objects and complex numbers.
+    """
     if values is None or values.dtype.kind in "cSOU":
         return []
     return [float(v) for v in np.unique(np.asarray(values, dtype=np.float64))]
 
 
 def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tuple[str, list[float]]]:
-    """Pairs of an input of a node and the numbers at which the node begins to act on it."""
+    """Yield each input of a node with the numbers at which the node changes its behavior."""
     if not node.input:
         return
     x = node.input[0]
@@ -282,6 +308,10 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
     attributes = {a.name: a for a in node.attribute}
 
     def operand_number(name: str, default: float) -> float:
+        """Read a float attribute.
+
+        Returns: its value, or the default.
+        """
         if name in attributes:
             return attributes[name].f
         return default
@@ -318,7 +348,7 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
 
 
 def _rounding_thresholds(kind: int) -> list[float]:
-    """The numbers around which a Cast to integers or booleans changes its result."""
+    """Return numbers around which a Cast to integers or bool changes its result."""
     if kind == onnx.TensorProto.BOOL:
         return [0.0]
     if kind in onnx.TensorProto.DataType.values():
@@ -333,7 +363,7 @@ def _rounding_thresholds(kind: int) -> list[float]:
 def _input_thresholds(
     node: onnx.NodeProto, behind: list[float], constants: _Constants
 ) -> Iterable[tuple[str, list[float]]]:
-    """Pairs of an input of a node and the numbers that make its result reach those of ``behind``."""
+    """Yield each input of a node with the numbers for which its result reaches those of ``behind``."""
     op = node.op_type
     names = [name for name in node.input if name and name not in constants]
     if op in _SAME:
@@ -348,7 +378,7 @@ def _input_thresholds(
 
 
 def _invert_operation(op: str, place: int, y: float, c: float) -> list[float]:
-    """The x for which x op c is y, or c op x where x stands second (``place`` is 1)."""
+    """Solve x op c = y for x, or c op x = y if x is the second operand (``place`` is 1)."""
     if op == "Add":
         return [y - c]
     if op == "Sub":

@@ -1,10 +1,9 @@
-"""How large the dims of an ONNX graph may be, and which values its whole-number inputs may take: read off the tables
-that they index.
+"""Bound the dims of an ONNX graph and the values of its integer inputs by the tables that they index.
 
-An index into a table of n rows lies in [0, n), and a slice of a table up to a size has no more than n rows. Going
-forward through the graph, small vectors keep the dims that their elements are, and whole numbers keep their origins: an
-input, or positions that count up to a dim, plus an offset. (`normdeploy.loading.program_bounds` asks the same of
-torch's programs.)
+An index into a table of n rows lies in [0, n), and a slice of a table up to a size has at most n rows. The analysis
+walks forward through the graph. For small vectors it tracks the dims that are their elements. For integers it tracks
+the origin, an input or positions that count up to a dim, plus an offset. `normdeploy.loading.program_bounds` does the
+same for torch's programs.
 """
 
 from __future__ import annotations
@@ -38,20 +37,23 @@ _SAME = frozenset(
     ]
 )
 _FLAGS = frozenset(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN"])
-# torch casts the 0 and 1 of a Range from float
+# FLOAT is included because torch casts the 0 and 1 of a Range from float.
 _COUNTS = (
     onnx.TensorProto.INT64,
     onnx.TensorProto.INT32,
     onnx.TensorProto.FLOAT,
 )
-# elements of a constant whose values are looked at
+# Maximum number of elements of a constant whose values are tracked.
 _SMALL = 64
 
 
 @dataclass(frozen=True)
 class IndexLimit:
-    """A half-open range of values [low, high) or, with ``low`` 0, the largest size ``high - 1``, and the tensor that
-    sets it."""
+    """Half-open range [low, high) of values, or the largest size ``high - 1`` with ``low`` 0.
+
+    Attributes:
+        source: tensor that sets the limit.
+    """
 
     low: int
     high: int
@@ -67,7 +69,12 @@ class IndexLimit:
 
 @dataclass
 class IndexBounds:
-    """``values`` by input, ``sizes`` by the name of a dim of the inputs."""
+    """Bounds of a graph's inputs.
+
+    Attributes:
+        values: input → range of its values.
+        sizes: name of a dim of the inputs → its largest size.
+    """
 
     values: dict[str, IndexLimit] = field(default_factory=dict)
     sizes: dict[str, IndexLimit] = field(default_factory=dict)
@@ -75,7 +82,7 @@ class IndexBounds:
 
 @dataclass(frozen=True)
 class _OffsetDim:
-    """A dim plus an offset."""
+    """Dim plus an offset."""
 
     dim: str
     offset: int = 0
@@ -83,10 +90,15 @@ class _OffsetDim:
 
 @dataclass(frozen=True)
 class _IndexSource:
-    """Whole numbers that are those of an input plus something in [low, high]; or that lie in [low, dim + high]."""
+    """Origin of integers.
+
+    Attributes:
+        what: name of an input or of a dim.
+        counted: the integers lie in [low, dim + high], for the dim ``what``. Otherwise they are values of the input
+            ``what`` plus a number in [low, high].
+    """
 
     what: str
-    # up to the dim ``what``; else of the input ``what``
     counted: bool
     low: int = 0
     high: int = 0
@@ -96,7 +108,10 @@ _Vector = tuple["int | _OffsetDim | None", ...]
 
 
 def find_index_bounds(proto: onnx.ModelProto) -> IndexBounds:
-    """What the main graph says of its inputs."""
+    """Find the bounds that the main graph implies for its inputs.
+
+    Returns: bounds of values and of sizes; an input or dim without a bound is missing.
+    """
     return _BoundsAnalysis(proto.graph).found
 
 
@@ -112,7 +127,7 @@ class _BoundsAnalysis:
             self._record_constant(tensor.name, tensor)
         for value in graph.input:
             kind, dims = value_info_type(value)
-            # An input of unknown rank is no scalar: nothing is said of it.
+            # An input of unknown rank is not a scalar, so nothing is derived for it.
             if value.name not in self.rows and dims is not None:
                 self.shapes[value.name] = tuple(
                     d if isinstance(d, int) and d >= 0 else _OffsetDim(d) if isinstance(d, str) else None for d in dims
@@ -180,7 +195,7 @@ class _BoundsAnalysis:
             picked = [n if isinstance(n, int) and -len(first) <= n < len(first) else None for n in vectors[1]]
             return tuple(None if n is None else first[n] for n in picked)
         if op == "Slice" and all(v is not None and len(v) == 1 and isinstance(v[0], int) for v in vectors[1:]):
-            # starts, ends, axes, steps
+            # The inputs are data, starts, ends, axes, steps.
             start, end, _, step = (*(v[0] for v in vectors[1:] if v), None, None)[:4]
             return first[start : end : step or 1]  # type: ignore[index]
         if op in ("Add", "Sub") and len(vectors) == 2 and vectors[1] is not None and len(first) == len(vectors[1]) == 1:
@@ -224,8 +239,10 @@ class _BoundsAnalysis:
                 )
 
     def _running_sum_sources(self) -> Iterable[_IndexSource]:
-        """The running sum of flags counts up to the dim along which it runs: the positions of a text, where there is
-        one such dim alone."""
+        """Yield the origin of a running sum of flags, which counts up to the dim along which it runs.
+
+        These are the positions of a text. The dim is known only if all inputs share one second dim.
+        """
         dims = {shape[1].dim for shape in self.shapes.values() if len(shape) > 1 and isinstance(shape[1], _OffsetDim)}
         if len(dims) == 1:
             yield _IndexSource(dims.pop(), True)
@@ -258,7 +275,7 @@ class _BoundsAnalysis:
                 self._tighten_limit(self.found.values, origin.what, IndexLimit(-origin.low, rows - origin.high, table))
 
     def _limit_by_slice(self, node: onnx.NodeProto) -> None:
-        """A stored table from its first row up to a size."""
+        """Limit the size up to which a stored table is sliced."""
         dims = self.rows.get(node.input[0], ())
         starts, ends = (self.vectors.get(name) for name in node.input[1:3])
         axes: Sequence[Any] | None
@@ -286,7 +303,7 @@ class _BoundsAnalysis:
 
 
 def _merge_sources(origins: Iterable[_IndexSource]) -> frozenset[_IndexSource]:
-    """One origin for each input and dim, wide enough for all; of a tensor with too many none is told."""
+    """Merge the origins of each input or dim into one that covers them all; no origin remains if there are too many."""
     merged: dict[tuple[str, bool], _IndexSource] = {}
     for origin in origins:
         other = merged.get((origin.what, origin.counted), origin)

@@ -1,7 +1,8 @@
-"""Finds the numbers at which a graph decides by an input as it is given: x > 0.5, a bucket's edge, a leaf's threshold.
+"""Find the numbers at which a graph's decision depends on an unmodified input.
 
-Such a number, drawn as an input, tells > from >=. It is looked for behind exact operators alone: behind a product or a
-sum the rounding decides, and either answer is right there.
+Examples are x > 0.5, the edge of a bucket, and the threshold of a leaf. Drawn as an input, such a number distinguishes
+> from >=. The search passes through exact ops only. After a product or a sum, rounding decides, and either answer is
+correct.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOVES = frozenset(
 )
 _TURNS = frozenset({"Neg", "Abs"})
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
-# Operators that jump at fixed numbers.
+# Ops that jump at fixed numbers.
 JUMPS: Mapping[str, tuple[float, ...]] = {
     "sign": (0.0,),
     "floor": (-1.0, 0.0, 1.0, 2.0),
@@ -41,9 +42,9 @@ _Origins = dict[str, frozenset[str]]
 
 
 def comparison_thresholds(proto: onnx.ModelProto) -> dict[str, tuple[float, ...]]:
-    """Return by floating input the numbers at which the graph and its bodies decide by an element of it.
+    """Find the numbers at which the graph and its bodies decide by an element of an input. Functions are not searched.
 
-    Functions are not looked into.
+    Returns: floating input → numbers.
     """
     found: dict[str, dict[float, None]] = {}
     origins = {
@@ -56,7 +57,10 @@ def comparison_thresholds(proto: onnx.ModelProto) -> dict[str, tuple[float, ...]
 
 
 def compares_values(proto: onnx.ModelProto) -> bool:
-    """Return whether a node, in a body too, compares numbers or takes them to whole ones, whatever it reads."""
+    """Return whether a node, in a body too, compares numbers or converts them to integers.
+
+    Returns: True also if the node does not read an input of the graph.
+    """
     return any(
         node.op_type in _COMPARISONS
         or node.op_type.lower() in JUMPS
@@ -94,7 +98,7 @@ def _collect_thresholds(
 
 
 def _node_thresholds(node: onnx.NodeProto, constants: Arrays) -> Iterator[tuple[str, Iterable[float]]]:
-    """Pairs of an input of a node and the finite numbers at which the node decides by it."""
+    """Yield each input of a node with the finite numbers at which the node decides."""
     attributes = {a.name: a for a in node.attribute}
     if node.op_type.startswith("TreeEnsemble") and "nodes_modes" in attributes and "nodes_values" in attributes:
         modes = attributes["nodes_modes"].strings
@@ -112,6 +116,6 @@ def _node_thresholds(node: onnx.NodeProto, constants: Arrays) -> Iterator[tuple[
 
 
 def _is_widening_cast(node: onnx.NodeProto) -> bool:
-    """Whether a Cast keeps every number of float32."""
+    """Return whether a Cast keeps every float32 number."""
     wide = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
     return node.op_type == "Cast" and any(a.name == "to" and a.i in wide for a in node.attribute)

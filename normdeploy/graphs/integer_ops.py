@@ -1,8 +1,8 @@
-"""Ops on whole numbers: the shapes and axes of a region, worked out for all sizes at once.
+"""Compute ops on integers, the shapes and axes of a region, for all sizes at once.
 
-Where no open size is among them they are numpy's. Sizes are polynomials: they are added, multiplied, divided where that
-leaves no rest at any size, and moved about. Min, Max, Mod, comparisons and masks on sizes are refused: what they give
-changes from size to size.
+Without open sizes, numpy computes them. Sizes are polynomials. They are added, multiplied, moved, and divided if the
+division is exact at every size. Min, Max, Mod, comparisons and masks on sizes are refused, because their result varies
+with the size.
 """
 
 from __future__ import annotations
@@ -35,11 +35,18 @@ _MOVES = frozenset(
 
 
 def is_integer_value(x: Any) -> bool:
+    """Return whether ``x`` is an omitted input or an array of integers, booleans or sizes."""
     return x is None or (isinstance(x, np.ndarray) and (x.dtype == object or x.dtype.kind in "iub"))
 
 
 def apply_integer_op(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Any, ...]:
-    """The outputs of an op all of whose inputs are whole numbers."""
+    """Compute an op whose inputs are all integers or sizes.
+
+    Returns: one array per output; dtype object if it contains open sizes.
+
+    Raises:
+        NoPolynomial: the result is not a polynomial of the sizes.
+    """
     arrays = [_simplify_sizes(x) for x in inputs]
     if op in ("Expand", "Tile") and arrays[1].dtype == object:
         raise NoPolynomial(f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op)
@@ -78,7 +85,7 @@ def apply_integer_op(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs:
 
 
 def _simplify_sizes(x: Any) -> Any:
-    """Sizes that are numbers as integers."""
+    """Convert sizes to int64 if all of them are numbers."""
     if not isinstance(x, np.ndarray) or x.dtype != object:
         return x
     numbers = [n if isinstance(n, int) else n.constant_value for n in x.reshape(-1).tolist()]
@@ -95,7 +102,7 @@ def _divide_sizes(a: Any, b: Any) -> Size:
 
 
 def _sizes_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are one, where that is so at every size or at none."""
+    """Return whether two sizes are equal, if the answer is the same at every size."""
     difference = Size.from_int(a) - Size.from_int(b)
     if difference == 0:
         return True

@@ -1,10 +1,12 @@
-"""A file's nodes and tensors, and who reads what, over onnx-graphsurgeon's IR.
+"""Link a file's nodes and tensors, over onnx-graphsurgeon's IR.
 
-This file and `normdeploy.graphs.graph` are the only ones that know graphsurgeon's quirks: it loses metadata, node and
-model doc strings, model_version and quantization annotations (kept by tensor name and put back), treats initializers
-that are graph inputs as constants (here they stay inputs), compares tensors by name and nodes by value (here identity
-counts), skips attributes of types it doesn't know (nodes that are not rewritten are written back as they stood in the
-file).
+Only this file and `normdeploy.graphs.graph` know graphsurgeon's quirks:
+
+- It loses metadata, doc strings of nodes and of the model, model_version and quantization annotations. They are kept by
+  tensor name and restored.
+- It treats initializers that are graph inputs as constants. Here they stay inputs.
+- It compares tensors by name and nodes by value. Here identity counts.
+- It skips attributes of types that it doesn't know. Nodes that are not rewritten are written back as in the file.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ _COPIES = ("Identity", "Dropout")
 
 
 class LinkedGraph:
-    """The nodes of an ONNX model, linked by their tensors."""
+    """Nodes of an ONNX model, linked by their tensors."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        """
+        """Open ``proto``.
+
         Raises:
-            GraphError: the nodes stand in no valid order, or a name is written twice.
+            GraphError: the nodes are not in topological order, or a name is written twice.
         """
         require_topological_order(proto.graph)
         self.proto = proto
@@ -50,7 +53,7 @@ class LinkedGraph:
         self._resolve_held_weights()
 
     def _resolve_held_weights(self) -> None:
-        """graphsurgeon would look for held weights in files."""
+        """Load weights that are held in memory; graphsurgeon would search for them in files."""
         if not any(shared_array(t) is not None for t in self._initializers.values()):
             return
         for t in (*(t for node in nodes_with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
@@ -63,7 +66,7 @@ class LinkedGraph:
                 t.data_location = None
 
     def _body_reads(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
-        """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
+        """Return, for each node with bodies (If, Loop, Scan), the outer tensors that the bodies read by name."""
         bodies = {id(n): read for n, p in zip(self.gs.nodes, graph.node, strict=True) if (read := captured_names(p))}
         if not bodies:
             return {}
@@ -78,38 +81,61 @@ class LinkedGraph:
             self._consumers.setdefault(id(t), {})[id(node)] = node
 
     def position_of(self, node: gs.Node) -> int:
-        """A number, 0 or more, that grows along the topological order; good until the next edit."""
+        """Return a number that increases in topological order; valid until the next edit.
+
+        Returns: 0 or more.
+        """
         return self._sequence.position_of(node)
 
     def producer(self, t: gs.Tensor) -> gs.Node | None:
+        """Return the node that makes ``t``.
+
+        Returns: None for an input or a constant.
+        """
         if t.inputs:
             return t.inputs[0]
         return None
 
     def consumers(self, t: gs.Tensor) -> list[gs.Node]:
-        """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
+        """List the live nodes that read the value of ``t``.
+
+        Returns: each node once; without CastLikes that only take its type.
+        """
         return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
 
     def all_consumers_of(self, t: gs.Tensor) -> list[gs.Node]:
-        """The live nodes that name ``t``, a CastLike that takes only its type and nodes whose bodies read it
-        included."""
+        """List the live nodes that use ``t`` in any way.
+
+        Returns: each node once; with CastLikes that only take its type, and nodes whose bodies read it.
+        """
         return list(self._consumers.get(id(t), {}).values())
 
     def is_read_once(self, t: gs.Tensor) -> bool:
-        """Whether one live node alone reads the value of ``t``; it does not look at the others where there are
-        thousands."""
+        """Return whether exactly one live node reads the value of ``t``.
+
+        The search stops at the second reader, because there may be thousands.
+
+        Returns: False for a tensor without readers.
+        """
         readers = (n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t)
         return next(readers, None) is not None and next(readers, None) is None
 
     def is_output(self, t: gs.Tensor) -> bool:
+        """Return whether ``t`` is an output of the model."""
         return id(t) in self._outputs
 
     def is_overridable(self, name: str) -> bool:
-        """Whether a caller may give this initializer another value (it is a graph input as well)."""
+        """Return whether a caller may override this initializer.
+
+        Returns: True if it is a graph input too.
+        """
         return any(t.name == name for t in self._defaults)
 
     def attrs(self, node: gs.Node) -> dict[str, Any]:
-        """Attributes as plain values: numbers, strings, lists, numpy arrays."""
+        """Return a node's attributes as plain values.
+
+        Returns: name → number, string, list or numpy array.
+        """
         attributes = self._attrs.get(id(node))
         if attributes is None:
             attributes = {k: v.values if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
@@ -117,7 +143,10 @@ class LinkedGraph:
         return attributes
 
     def module(self, node: gs.Node) -> str:
-        """Qualified module path of a node, "" where the file does not tell."""
+        """Return the qualified module path of a node.
+
+        Returns: "" if the file does not record it.
+        """
         for t in self._copied_node(node).outputs:
             source = self._metadata.get(t.name)
             if source is not None:
@@ -125,15 +154,20 @@ class LinkedGraph:
         return ""
 
     def _copied_node(self, node: gs.Node) -> gs.Node:
-        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no
-        copy."""
+        """Return the node whose result ``node`` copies, or ``node`` itself.
+
+        A Dropout after a norm, for example, copies the norm's result but belongs to another module.
+        """
         while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
             node = above
         return node
 
 
 def nodes_with_subgraphs(nodes: Iterable[gs.Node]) -> Iterator[gs.Node]:
-    """The nodes and those in their bodies, and in bodies of these."""
+    """Walk the nodes and those in their bodies, at any depth.
+
+    Yields: each node, in no particular order.
+    """
     stack = list(nodes)
     while stack:
         node = stack.pop()

@@ -1,8 +1,8 @@
-"""Model-local functions, each as a model of its own: its inputs have what all its callers agree on.
+"""Open each model-local function as a model whose inputs have the types and shapes that all its callers agree on.
 
-Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's
-nodes take from the caller are filled in where all callers give the same, and written back as they were. A function of
-which too little is known is not opened; `closed_functions` says why.
+Sizes that differ between callers become symbols; sizes that differ in the same way become the same symbol. Attributes
+that a function's nodes take from the caller are filled in if all callers pass the same value, and restored when the
+function is written back. A function with too little information is not opened; `closed_functions` gives the reason.
 """
 
 from __future__ import annotations
@@ -22,21 +22,32 @@ from .subgraphs import Subgraph, make_value_info
 
 @dataclass
 class _CallSites:
-    """What the callers of one function give it."""
+    """Arguments that the callers of one function pass.
+
+    Attributes:
+        inputs: for each call, the types and shapes of its inputs.
+        attributes: for each call, its attributes by name.
+    """
 
     inputs: list[tuple[Type, ...]] = field(default_factory=list)
     attributes: list[dict[str, onnx.AttributeProto]] = field(default_factory=list)
 
 
 def open_functions(proto: onnx.ModelProto) -> Iterator[Subgraph]:
-    """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
+    """Open the functions whose callers agree on types and shapes.
+
+    Yields: each function as a subgraph; changes are written back into ``proto``.
+    """
     for function, model in _called_functions(proto):
         if isinstance(model, onnx.ModelProto):
             yield _function_subgraph(function, model)
 
 
 def closed_functions(proto: onnx.ModelProto) -> Iterator[tuple[Subgraph, str]]:
-    """The other functions that are called, without types and shapes, and why they are not opened."""
+    """List the called functions that can't be opened.
+
+    Yields: each function as a subgraph without types and shapes, and the reason.
+    """
     defined = functions_by_key(proto)
     for function, reason in _called_functions(proto):
         if isinstance(reason, RefusedError):
@@ -47,7 +58,7 @@ def closed_functions(proto: onnx.ModelProto) -> Iterator[tuple[Subgraph, str]]:
 
 
 def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | RefusedError]]:
-    """Each function that is called, as a model or with the reason why it can't be one."""
+    """Yield each called function as a model, or with the reason why it can't be one."""
     by_key = own_functions(proto)
     if not by_key:
         return
@@ -60,7 +71,7 @@ def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionPro
         try:
             model = _function_model(proto, defined, by_key[key], sites[key])
         except RefusedError as refusal:
-            # what it gives to others is not known
+            # The types that it passes on are unknown.
             _collect_call_sites(by_key[key].node, Types(), by_key, sites)
             yield by_key[key], refusal
         else:
@@ -80,14 +91,16 @@ def _collect_call_sites(
             site = sites.setdefault(key, _CallSites())
             site.inputs.append(tuple(types[name] for name in node.input))
             site.attributes.append({a.name: a for a in node.attribute})
-        # what is given there is not known here
+        # The types inside a body are unknown here.
         for body in (g for a in node.attribute for g in attribute_graphs(a)):
             _collect_call_sites(body.node, Types(), by_key, sites)
 
 
 def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
-    """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order
-    does not matter."""
+    """Return each function before those that it calls.
+
+    ONNX allows no recursion; if a file has one anyway, the order among these functions is arbitrary.
+    """
     order: list[FunctionKey] = []
     seen: set[FunctionKey] = set()
     stack = [(key, False) for key in by_key]
@@ -109,10 +122,10 @@ def _function_model(
     function: onnx.FunctionProto,
     sites: _CallSites,
 ) -> onnx.ModelProto:
-    """
+    """Build the model of a function from the types and attributes that all its callers pass.
+
     Raises:
-        RefusedError: callers give another number of inputs, other types or ranks, or a type or an attribute is not
-            known.
+        RefusedError: callers differ in the number, types or ranks of inputs, or a type or an attribute is unknown.
     """
     inputs = _agreed_types(sites.inputs, function.input)
     model = _model_without_graph(proto, defined, function)
@@ -187,6 +200,10 @@ def _function_subgraph(function: onnx.FunctionProto, model: onnx.ModelProto) -> 
     filled = {node.output[0]: node.SerializeToString(deterministic=True) for node in model.graph.node if node.output}
 
     def put_back(result: onnx.ModelProto) -> None:
+        """Write the optimized nodes back into the function.
+
+        Unchanged nodes get the caller's attributes back that were filled in.
+        """
         nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in result.graph.initializer]
         for node in result.graph.node:
             if node.output:

@@ -1,7 +1,7 @@
-"""Writes onnxruntime's MatMulNBits as a DequantizeLinear of blocks and a MatMul.
+"""Expand onnxruntime's MatMulNBits into a blocked DequantizeLinear and a MatMul.
 
-Y = A · Wᵀ + bias, W[n, k] = (code − zero point) · scale of its block of k. The codes of one block lie in whole bytes,
-the lowest bits first, and so do the zero points of one row of W. Without them each is half of the codes' range
+Y = A · Wᵀ + bias, with W[n, k] = (code − zero point) · scale of k's block. The codes of a block are packed into whole
+bytes, lowest bits first, and so are the zero points of a row of W. A missing zero point is half the range of the codes
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits).
 """
 
@@ -16,12 +16,18 @@ from onnx import helper
 from .quantization_info import DEQUANTIZE
 
 _BITS = (2, 4, 8)
-# the accuracy level at which the kernel rounds A too
+# Accuracy level at which the kernel rounds A too.
 _EIGHT_BIT_ACTIVATIONS = 4
 
 
 def is_plain_form(node: onnx.NodeProto, weights: Collection[str]) -> bool:
-    """Return whether a node has the plain form: stored codes, in order, and activations that are not rounded."""
+    """Return whether a node has the plain form.
+
+    Args:
+        weights: names of the initializers.
+
+    Returns: True if the codes are stored and not reordered, and activations are not rounded.
+    """
     attributes = {a.name: a.i for a in node.attribute}
     _, *stored, order = [*node.input, *[""] * 5][:5]
     if order or attributes.get("accuracy_level", 0) == _EIGHT_BIT_ACTIVATIONS:
@@ -35,8 +41,13 @@ def expand_node(
     constant: Callable[[str, np.ndarray], str],
     stored: Callable[[str], np.ndarray | None],
 ) -> Iterator[onnx.NodeProto]:
-    """Write a node that is `is_plain_form`; each node written has its name (the functions: see
-    ``dynamic_quantize_lstm``)."""
+    """Expand a node for which `is_plain_form` holds. Each new node has the original node's name.
+
+    Args:
+        fresh: as in ``dynamic_quantize_lstm``, like the other functions.
+
+    Yields: the new nodes in topological order.
+    """
     attributes = {a.name: a.i for a in node.attribute}
     n, k, block, bits = (attributes[name] for name in ("N", "K", "block_size", "bits"))
     blocks = -(-k // block)
@@ -66,7 +77,7 @@ def expand_node(
 
 
 def _unpack_codes(values: np.ndarray, bits: int) -> np.ndarray:
-    """Take the codes out of bytes, the lowest bits first: [..., bytes] → [..., bytes · 8 / bits]."""
+    """Unpack codes from bytes, lowest bits first: [..., bytes] → [..., bytes · 8 / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (values.view(np.uint8)[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return codes.reshape(*values.shape[:-1], -1)

@@ -1,7 +1,7 @@
-"""What is to be drawn of a norm: its nodes that see data, before and after, and the nodes next to them.
+"""Choose the nodes to draw for a norm: those that handle data, before and after the rewrite, and their neighbors.
 
-Constants, and what is computed from constants and shapes alone, are left out: they are attributes of the norm, not
-steps of it. Boxes carry no names but at the ends, so the norms of all layers are one picture.
+Constants, and nodes computed from constants and shapes alone, are omitted: they are attributes of the norm, not steps.
+Only boxes at the ends have names, so the norms of all layers share one diagram.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..findings.records import DiagramBox, Finding, NormDiagram
 from ..storage.onnx_domains import qualified_op
 from . import norm_extraction
 
-# boxes of one picture
+# Maximum number of boxes of one diagram.
 _MOST = 60
-# neighbours that are drawn on each side
+# Neighbors drawn on each side.
 _BESIDE = 3
 _PICTURES = 40
 
@@ -25,11 +25,13 @@ _PICTURES = 40
 def draw_norm_diagrams(
     findings: Sequence[Finding], before: onnx.ModelProto, after: onnx.ModelProto
 ) -> tuple[NormDiagram, ...]:
-    """The distinct pictures of ``findings``, in their order.
+    """Draw the distinct diagrams of ``findings``.
 
     Args:
-        before: the model that they were found in, its nodes in a valid order.
-        after: what would become of it.
+        before: the model in which they were found, its nodes in topological order.
+        after: the rewritten model.
+
+    Returns: at most 40 diagrams in the order of the findings; each lists all tensors that it applies to.
     """
     nested = any(f.place for f in findings)
     cutters: list[Mapping[str, _DiagramNeighbors]] = [
@@ -57,7 +59,7 @@ def draw_norm_diagrams(
 
 
 class _DiagramNeighbors:
-    """One graph, with who makes and who reads each tensor."""
+    """Graph with the producer and the readers of each tensor."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.cutter = norm_extraction.NormExtractor(model)
@@ -69,13 +71,13 @@ class _DiagramNeighbors:
                 self.readers.setdefault(name, []).append(place)
 
     def diagram_boxes(self, tensors: Iterable[str]) -> tuple[DiagramBox, ...]:
-        """The nodes that make ``tensors`` and see data, and their neighbours, each behind those that it reads.
+        """Draw the data nodes that make ``tensors``, and their neighbors.
 
-        Nothing where they are too many for a picture.
+        Returns: each box after those that it reads; () if there are more than 60.
         """
         made = self.cutter.made
         inside = self._data_nodes(sorted({made[t] for t in tensors if t in made}))
-        # in order: they choose the neighbours
+        # The order determines which neighbors are drawn.
         outputs = dict.fromkeys(o for place in inside for o in self.nodes[place].output if o)
         read = dict.fromkeys(
             i
@@ -93,7 +95,7 @@ class _DiagramNeighbors:
         if not inside or len(places) > _MOST:
             return ()
         drawn: list[DiagramBox] = []
-        # tensor -> the box that gives it
+        # tensor → the box that provides it.
         index: dict[str, int] = {}
         for name in sources:
             if name not in made:
@@ -109,7 +111,7 @@ class _DiagramNeighbors:
         return tuple(drawn)
 
     def _data_nodes(self, places: Sequence[int]) -> dict[int, None]:
-        """Those that read data, or what one of them makes; the rest is arithmetic of shapes and constants."""
+        """Return the nodes that read data or the results of such nodes; the others compute shapes and constants."""
         own = {o for place in places for o in self.nodes[place].output}
         self._shaped = set[str]()
         kept: dict[int, None] = {}

@@ -1,7 +1,7 @@
-"""Norms cut out of a file: each one a small model of its own, to be shown to a runtime.
+"""Extract each norm of a file as a small model, to be shown to a runtime.
 
-Tensors and nodes get names of their own, and weights become ones: two norms that a runtime can't tell apart are one
-model, byte for byte.
+Tensors and nodes get canonical names, and weights become ones. So two norms that a runtime can't distinguish give the
+same model, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
 
-# elements of a constant that a runtime may look at: axes, shapes, epsilon
+# Maximum number of elements of a constant whose values a runtime may read: axes, shapes, epsilon.
 _SMALL = 16
 
 
 def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
-    """The graphs of a file by the place that a finding names: "" is the main one, then bodies and functions."""
+    """Open all graphs of a file: the main one, bodies and functions.
+
+    Returns: location, as a finding names it → model; "" is the main graph.
+    """
     graphs = {"": proto}
 
     def add_models(inside: Iterator[Subgraph], around: str) -> None:
+        """Add the models of ``inside`` and of their bodies.
+
+        Args:
+            around: location of the graph that contains them.
+        """
         for nested in inside:
             if around:
                 place = f"{around}, {nested.place}"
@@ -41,7 +49,7 @@ def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
 
 
 class NormExtractor:
-    """Cuts pieces out of one graph."""
+    """Extracts parts of one graph as models."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -50,11 +58,15 @@ class NormExtractor:
 
     @cached_property
     def tensor_types(self) -> Types:
+        """Return the types and shapes of the graph's tensors."""
         return infer_types(self.model)
 
     @cached_property
     def constant_names(self) -> set[str]:
-        """Initializers, and what is computed from them alone."""
+        """Return the names of initializers and of tensors computed from them alone.
+
+        Returns: names, with "" for omitted inputs.
+        """
         known = set(self.held) - {i.name for i in self.model.graph.input} | {""}
         for node in self.model.graph.node:
             if (
@@ -66,10 +78,14 @@ class NormExtractor:
         return known
 
     def extract_model(self, tensors: Sequence[str], shapes: Mapping[str, Dims | None]) -> onnx.ModelProto | None:
-        """The nodes that make ``tensors``, and the constants that they read. ``shapes``: what is known better than the
-        file states it.
+        """Extract the nodes that make ``tensors``, and the constants that they read.
 
-        None where a tensor is not in this graph, or the type of an input is not known.
+        Args:
+            shapes: shapes that are known better than the file states them.
+
+        Returns:
+            The model; None if a tensor is not in this graph, the type of an input is unknown, or no output depends on
+            data.
         """
         if not tensors or any(t not in self.made for t in tensors):
             return None
@@ -104,7 +120,7 @@ class NormExtractor:
         return None
 
     def _with_constant_nodes(self, places: set[int]) -> set[int]:
-        """``places`` and the nodes that compute the constants read there."""
+        """Add the nodes that compute the constants read at ``places``."""
         stack = list(places)
         while stack:
             for name in self.model.graph.node[stack.pop()].input:
@@ -130,7 +146,7 @@ def _rename_tensors(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -
 
 
 def _plain_initializer(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """The tensor under another name; a large one of floats holds ones."""
+    """Return the tensor under another name; a large floating one holds ones."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if is_float_dtype(dtype) and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
         return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)

@@ -1,8 +1,8 @@
-"""Inputs that a node leaves out by an empty name, written in the form that every runtime takes.
+"""Rewrite inputs that a node omits by an empty name into a form that every runtime accepts.
 
-ONNX lets a node leave out any optional input, by an empty name or, at the end, by nothing (IR.md, "Optional Inputs and
-Outputs"). onnxruntime 1.31 crashes on a LayerNormalization whose bias is an empty name while its optimizer runs. Of a
-call of a model-local function, nothing is known of the type of an input that no call gives.
+ONNX lets a node omit any optional input, by an empty name or by ending the list early (IR.md, "Optional Inputs and
+Outputs"). onnxruntime 1.31 crashes on a LayerNormalization whose bias is an empty name while its optimizer runs. In a
+model-local function, the type of an input that no call passes is unknown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import FunctionKey, copy_model, function_key, iter_subgraphs, nodes_with_bodies
 from .proto_queries import own_functions
 
-# Functions that may be made of those of one file; each of n inputs has up to 2^n.
+# Maximum number of functions that may be added to a file; an n-input function has up to 2^n variants.
 _MOST = 256
 
 
 def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
-    """Return whether a call gives a function fewer inputs than it has, or a LayerNormalization has an empty bias."""
+    """Return whether a function call omits an input, or a LayerNormalization has an empty bias.
+
+    Returns: True also if this happens in a body or in another function.
+    """
     functions = own_functions(proto)
     holders = (proto.graph.node, *(f.node for f in functions.values()))
     return any(
@@ -27,10 +30,10 @@ def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
 
 
 def remove_omitted_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Let each call that leaves inputs out call a function without them, and cut empty biases of LayerNormalization.
+    """Let each call that omits inputs call a variant without them, and cut empty biases of LayerNormalization.
 
     Returns:
-        A copy; ``proto`` itself where nothing is left out, or where more than `_MOST` functions would be needed.
+        A copy; ``proto`` itself if nothing is omitted or more than `_MOST` functions would be needed.
     """
     if not has_omitted_inputs(proto):
         return proto
@@ -69,7 +72,7 @@ def _has_empty_bias(node: onnx.NodeProto) -> bool:
 
 
 def _omitted_indices(node: onnx.NodeProto, functions: dict[FunctionKey, onnx.FunctionProto]) -> tuple[int, ...]:
-    """Return the places of the inputs that a call leaves out."""
+    """Return the positions of the inputs that a call omits."""
     function = functions.get(function_key(node))
     if function is None:
         return ()
@@ -77,7 +80,7 @@ def _omitted_indices(node: onnx.NodeProto, functions: dict[FunctionKey, onnx.Fun
 
 
 def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -> bool:
-    """Return whether the function, or a body in it, gives an omitted input as its own output."""
+    """Return whether the function, or a body in it, returns an omitted input as its own output."""
     bodies = (graph for node in function.node for graph in iter_subgraphs(node))
     given = {*function.output, *(value.name for graph in bodies for value in graph.output)}
     return any(function.input[place] in given for place in omitted)
@@ -86,7 +89,7 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
 def _function_variant(
     function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[FunctionKey, onnx.FunctionProto]
 ) -> onnx.FunctionProto:
-    """Return the function without the omitted inputs; its nodes leave them out in turn."""
+    """Return the function without the omitted inputs; its nodes omit them in turn."""
     variant = onnx.FunctionProto()
     variant.CopyFrom(function)
     absent = {function.input[place] for place in omitted}

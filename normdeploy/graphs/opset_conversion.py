@@ -1,12 +1,11 @@
-"""Raising a file's opset where a norm's node needs a newer one, and only then.
+"""Raise a file's opset, only if the node of a norm requires a newer one.
 
-Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off
-onnx's own schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did
-change, onnx's version converter rewrites it. The converter loses node metadata and the shapes behind ops that it does
-not know, which are put back, and model-local
-functions: a file with these is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new
-default axis, Resize its new coordinates, GroupNormalization the scale of its groups), or has not been seen to get
-right.
+Most conversions just change the number, because the ops in the file mean the same in both versions. onnx's own schemas
+show this: same inputs, same attributes with the same defaults, only new optional ones. If an op did change, onnx's
+version converter rewrites it. The converter loses node metadata and the shapes after unknown ops, which are restored.
+It also loses model-local functions, so a file with functions is refused. So is an op that the converter gets wrong
+(onnx 1.23: Hardmax keeps its new default axis, Resize its new coordinates, GroupNormalization the scale of its groups)
+or that was not tested.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .converter_fixes import (
 )
 from .region import RefusedError
 
-# Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
+# Ops whose meaning changed although the schemas look alike: the default axis, or its interpretation.
 _CHANGED = {
     "Softmax": 13,
     "LogSoftmax": 13,
@@ -37,8 +36,8 @@ _CHANGED = {
     "RoiAlign": 16,
 }
 
-# Ops that the converter was seen to rewrite without changing a result, from the opset named on
-# (tests/graphs/test_opset_conversion.py runs each).
+# Ops that the converter rewrites without changing a result, from this opset on (tests/graphs/test_opset_conversion.py
+# runs each).
 CONVERTED = {
     **dict.fromkeys(
         (
@@ -62,7 +61,10 @@ CONVERTED = {
 
 
 def ops_needing_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
-    """The ops of ``proto`` that mean something else, or are written in another way, at ``opset``."""
+    """List the ops of the model whose meaning or form changes up to ``opset``.
+
+    Returns: sorted op types.
+    """
     return sorted(
         {
             n.op_type
@@ -73,7 +75,10 @@ def ops_needing_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
 
 
 def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """``proto`` (changed in place) at ``opset`` or above, its functions with it, where nothing needs conversion."""
+    """Set the opset of the model and its functions to at least ``opset``. No op may need conversion.
+
+    Returns: ``proto``, changed in place.
+    """
     entries = [
         e for e in (standard_opset(proto), *map(standard_opset, proto.functions)) if e is not None and e.version < opset
     ]
@@ -87,10 +92,12 @@ def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter.
+    """Convert the model to ``opset`` with onnx's converter.
+
+    Returns: a changed copy.
 
     Raises:
-        RefusedError: that can't be done.
+        RefusedError: an op can't be converted reliably, the model has functions, or the converter failed.
     """
     if proto.functions:
         raise RefusedError("onnx's converter would lose the file's functions")
@@ -131,7 +138,7 @@ def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if not is_standard(node):
         return True
     if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
-        # written by us for the new opset
+        # We wrote this node for the new opset.
         return True
     a = onnx.defs.get_schema(node.op_type, old)
     b = onnx.defs.get_schema(node.op_type, new)
@@ -146,7 +153,7 @@ def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if node.op_type == "GroupNormalization":
         return a.since_version >= 21
     if node.op_type == "Split" and a.since_version < 18 <= b.since_version and not any(node.input[1:]):
-        # equal parts have to be counted since opset 18
+        # Since opset 18, a Split into equal parts must state their number.
         return False
     if [i.name for i in a.inputs] != [i.name for i in b.inputs[: len(a.inputs)]] or len(b.outputs) < len(a.outputs):
         return False

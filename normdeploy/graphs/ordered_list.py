@@ -1,9 +1,9 @@
-"""A sequence with insertion anywhere, which tells at once which of two items comes first.
+"""Sequence with insertion at any position and constant-time comparison of two items' positions.
 
-Each item has a label, a whole number that grows along the sequence. Where two neighbours leave no room between their
-labels, those of a few items behind are spread anew: as many as it takes for the j-th of them to be more than j² away,
-which costs O(log n) an insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987,
-section 2). Python's numbers have no end, so neither have the labels.
+Each item has a label, an integer that increases along the sequence. If no integer lies between the labels of two
+neighbors, labels after them are spread again. This goes up to the first j-th item that is more than j² away, and costs
+O(log n) per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2).
+Labels can't overflow, because Python's integers are unbounded.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-# between neighbours at first: 32 insertions at one place before labels are spread
+# Initial gap between neighbors: 32 insertions at one position before labels are spread.
 _ROOM = 2**32
 
 T = TypeVar("T")
 
 
 class OrderedList(Generic[T]):
-    """Items by identity; they must live as long as the sequence does."""
+    """Items by identity; they must live as long as the sequence."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = list(items)
@@ -26,7 +26,9 @@ class OrderedList(Generic[T]):
         self._next: dict[int, T] = {id(a): b for a, b in zip(self._items, self._items[1:], strict=False)}
 
     def position_of(self, item: T) -> int:
-        """A number, 0 or more, that grows along the sequence; good until the next insertion.
+        """Return a number that increases along the sequence; valid until the next insertion.
+
+        Returns: 0 or more.
 
         Raises:
             KeyError: the item is not in the sequence.
@@ -34,7 +36,7 @@ class OrderedList(Generic[T]):
         return self._labels[id(item)]
 
     def insert(self, item: T, after: T) -> None:
-        """Put ``item`` right behind ``after``."""
+        """Insert ``item`` directly after ``after``."""
         low = self.position_of(after)
         following = self._next.get(id(after))
         if following is not None and self.position_of(following) - low < 2:
@@ -49,7 +51,7 @@ class OrderedList(Generic[T]):
             self._next[id(item)] = following
 
     def _spread_labels(self, first: T) -> None:
-        """Spread the labels behind ``first`` evenly as far as needed."""
+        """Spread the labels after ``first`` evenly, as far as needed."""
         low = self.position_of(first)
         crowded = list[T]()
         item = self._next.get(id(first))
@@ -65,7 +67,7 @@ class OrderedList(Generic[T]):
             self._labels[id(crowd)] = low + room * k // parts
 
     def __iter__(self) -> Iterator[T]:
-        # nothing is ever put before the first
+        # Items are never inserted before the first.
         if self._items:
             item = self._items[0]
         else:

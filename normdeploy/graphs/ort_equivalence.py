@@ -1,5 +1,4 @@
-"""Whether two ONNX models compute the same: one run of both in onnxruntime, with a bound that only rounding can
-explain."""
+"""Check that two ONNX models compute the same, by running both once in onnxruntime with a bound on rounding."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 from ..types import Arrays
 
-# bytes of a weight that is not copied where that can be avoided
+# Bytes; smaller weights may be copied.
 _LARGE = SMALLEST
 _FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
@@ -33,7 +32,7 @@ _FLOATING = {
     "float32": onnx.TensorProto.FLOAT,
     "float64": onnx.TensorProto.DOUBLE,
 }
-# of Cast and of what draws or counts
+# Attributes of Cast and of ops that draw or count.
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 
 
@@ -43,19 +42,20 @@ def require_equal_models(
     samples: Sequence[Arrays],
     shared: Mapping[str, str] | None = None,
 ) -> None:
-    """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
+    """Compare every output of both models on each sample, in onnxruntime without its optimizer.
 
-    Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were
-    folded into constants or regrouped, N at most (the nodes before). So the bound is 6·√N·u·max|before| for each output
-    (`normdeploy.compare.perturbation.regrouping_error`), u the unit roundoff of the coarsest floating type in the
-    graph. Integers, and the places of NaN and Inf, must be equal.
+    Cleaning is meant to be exact, and mostly is, bit for bit. Only rounding may differ: at most N nodes (the nodes
+    before) were folded into constants or regrouped. So the bound is 6·√N·u·max|before| for each output
+    (`normdeploy.compare.perturbation.regrouping_error`), with u the unit roundoff of the coarsest floating type in the
+    graph. Integers, and the positions of NaN and Inf, must be equal.
 
     Args:
-        shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds
-        references in their place.
+        samples: inputs by name.
+        shared: initializer of ``after`` → large initializer of ``before`` with the same data, to which ``after``
+            refers.
 
     Raises:
-        ExportError: an output differs by more; the message names it and both values.
+        ExportError: an output differs by more than the bound; the message names it, the difference and the bound.
     """
     relative = regrouping_error(len(before.graph.node), unit_roundoff(before))
     light, weights = detach_weights(before, fed=True)
@@ -79,7 +79,10 @@ _Values = dict[str, ort.OrtValue]
 
 
 def make_ort_value(weight: np.ndarray) -> ort.OrtValue:
-    """A large weight as onnxruntime takes it, where it lies; bfloat16 as float32."""
+    """Wrap a large weight for onnxruntime without a copy; bfloat16 becomes float32.
+
+    Returns: a value that shares the array's memory if that is contiguous and not bfloat16.
+    """
     return ort.OrtValue.ortvalue_from_numpy(to_computable_type(weight))
 
 
@@ -88,7 +91,7 @@ def _make_ort_values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
 
 
 def _run_outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Arrays]) -> list[tuple[str, np.ndarray]]:
-    """(name, value) of every output for every sample."""
+    """Return (name, value) of every output for every sample."""
     given = [v.name for v in required_inputs(light.graph)]
     made, fed = open_session_without_weights(light, values)
     names = [o.name for o in made.get_outputs()]
@@ -100,8 +103,16 @@ def _run_outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Arra
 
 
 def open_session_without_weights(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
-    """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an
-    input where it lies."""
+    """Open a session without optimizations, and feed it large weights as inputs.
+
+    onnxruntime copies initializers, but uses inputs in place.
+
+    Args:
+        light: model without weight data; changed in place.
+        values: weights by name.
+
+    Returns: the session, and the weights that must be fed.
+    """
     _drop_unread_initializers(light)
     _replace_bfloat16(light)
     fed = _weights_as_inputs(light, values)
@@ -110,16 +121,16 @@ def open_session_without_weights(light: onnx.ModelProto, values: _Values) -> tup
     set_weight_locations(
         light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()}
     )
-    # one short run: prepacked weights do not pay, and waiting threads only take cores from others
+    # For one short run, prepacking costs more than it saves, and spinning threads only block other processes.
     entries = {"session.disable_prepacking": "1", "session.intra_op.allow_spinning": "0"}
     return open_session(light.SerializeToString(), entries=entries, initializers=values), fed
 
 
 def _drop_unread_initializers(light: onnx.ModelProto) -> None:
-    """Remove the initializers that nothing reads, and the inputs whose defaults they are.
+    """Remove unread initializers, and the inputs whose defaults they are.
 
-    onnxruntime drops them while it loads a model, and then refuses the values that it is given for them:
-    "Failed to find existing initializer".
+    onnxruntime drops them while it loads a model, and then refuses the values given for them: "Failed to find existing
+    initializer".
     """
     graph = light.graph
     read = {name for node in graph.node for name in iter_read_names(node)} | {value.name for value in graph.output}
@@ -133,7 +144,7 @@ def _drop_unread_initializers(light: onnx.ModelProto) -> None:
 
 
 def _weights_as_inputs(light: onnx.ModelProto, values: _Values) -> _Values:
-    """The large weights that every reader takes from an input too; they become inputs of ``light``."""
+    """Turn large weights into inputs of ``light`` if every reader accepts an input there, and return them."""
     readers: dict[str, set[str]] = {}
     for body in iter_bodies(light):
         for node in body.node:
@@ -158,22 +169,24 @@ def _weights_as_inputs(light: onnx.ModelProto, values: _Values) -> _Values:
 
 
 def to_computable_type(array: np.ndarray) -> np.ndarray:
-    """The array in a type that onnxruntime computes in on the CPU."""
+    """Convert an array to a type that onnxruntime computes on the CPU.
+
+    Returns: float32 for bfloat16; other arrays unchanged.
+    """
     if array.dtype == ml_dtypes.bfloat16:
         return array.astype(np.float32)
     return array
 
 
 def _replace_bfloat16(model: onnx.ModelProto) -> None:
-    """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the
-    CPU."""
+    """Replace bfloat16 by float32, which holds each of its values. onnxruntime has few bfloat16 kernels for the CPU."""
     narrow = onnx.TensorProto.BFLOAT16
     wide = onnx.TensorProto.FLOAT
     for tensor in iter_tensors(model):
         if tensor.data_type != narrow:
             continue
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            # The session is given its value.
+            # The session gets its value separately.
             tensor.data_type = wide
         else:
             tensor.CopyFrom(
@@ -192,7 +205,10 @@ def _replace_bfloat16(model: onnx.ModelProto) -> None:
 
 
 def unit_roundoff(proto: onnx.ModelProto) -> float:
-    """Of the coarsest floating type that the graph computes in."""
+    """Return the unit roundoff of the coarsest floating type in the graph.
+
+    Returns: float32's if no floating type is found.
+    """
     types = {t.data_type for t in proto.graph.initializer} | {
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)
     }
@@ -204,7 +220,7 @@ def unit_roundoff(proto: onnx.ModelProto) -> float:
 
 
 def _largest_difference(old: np.ndarray, new: np.ndarray) -> float:
-    """The largest |old − new|, infinite where shape, type or the places of NaN and Inf differ."""
+    """Return the largest |old − new|; infinite if shape, dtype or the positions of NaN and Inf differ."""
     if old.shape != new.shape or old.dtype != new.dtype:
         return math.inf
     if np.array_equal(old, new, equal_nan=old.dtype.kind == "f"):

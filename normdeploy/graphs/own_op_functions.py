@@ -1,5 +1,4 @@
-"""Ops whose function body travels in the file, in a graph: this project's own (`normdeploy.norms.normdeploy_ops`),
-by name."""
+"""Give access to the own ops and their function bodies by name (`normdeploy.norms.normdeploy_ops`)."""
 
 from __future__ import annotations
 
@@ -22,17 +21,26 @@ __all__ = [
 
 OPS = frozenset(OURS)
 JOINED = frozenset(op for op, row in OURS.items() if row.joined)
-# in TensorRT too their bodies run
+# TensorRT runs the bodies of these too.
 WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)
-# the first opset for which bodies are written, but for those that need a newer op
+# First opset for which bodies are written; some need a newer op.
 OLDEST = min(row.since for row in OURS.values())
 
 
 def oldest_opset(op: str) -> int:
-    """The lowest opset for which one of our ops has a body."""
+    """Return the lowest opset for which an own op has a body.
+
+    Returns: the opset, for example 17.
+    """
     return OURS[op].since
 
 
 def own_op_body(op: str, opset: int) -> onnx.FunctionProto:
-    """The function of one of our ops for a file of the given opset (`oldest_opset` or above); don't write into it."""
+    """Build the function of an own op for a file of the given opset.
+
+    Args:
+        opset: `oldest_opset` or above.
+
+    Returns: a shared function; don't modify it.
+    """
     return function_bodies.norm_function_body(OURS[op], opset)

@@ -1,4 +1,4 @@
-"""What graph.py needs of the ONNX protobufs themselves, beside what graphsurgeon reads."""
+"""Read from ONNX protobufs what graphsurgeon does not provide."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..norms.third_party import is_managed_op
 from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
 from .dims import Dims, Type
 
-# the first IR version in which an initializer need not be a graph input
+# First IR version in which an initializer need not be a graph input.
 IR_OF_CONSTANTS = 4
 
 
 def require_topological_order(graph: onnx.GraphProto) -> None:
-    """Each name is written once, and before it is read: in a circle no walk through the graph would end.
+    """Check that each name is written once, before it is read. A walk through a cycle would never end.
 
     Raises:
-        GraphError: one is not.
+        GraphError: a name is written twice or read too early.
     """
     written = {t.name for t in (*graph.input, *graph.initializer)}
     later = {name for node in graph.node for name in node.output}
@@ -38,8 +38,12 @@ def require_topological_order(graph: onnx.GraphProto) -> None:
 
 
 def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
-    """The symbols that one output alone bears: TorchScript's exporter and tf2onnx name an output's dims anew, and say
-    nothing with it."""
+    """Find the symbols that only one output uses.
+
+    TorchScript's exporter and tf2onnx invent new names for an output's dims, which carry no information.
+
+    Returns: names of dims.
+    """
     seen: dict[str, int] = {}
     for v in (*graph.input, *graph.value_info, *graph.output):
         for symbol in {d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param}:
@@ -48,9 +52,9 @@ def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
 
 
 def forget_dim_names(graph: onnx.GraphProto) -> None:
-    """Drop the names of dims.
+    """Remove the names of dims in place.
 
-    onnxruntime keeps tensors of equal dims in one buffer, and fails where a file gives one name to dims that differ.
+    onnxruntime reuses buffers for tensors with equal dims. It fails if a file gives the same name to dims that differ.
     """
     for v in (*graph.input, *graph.value_info, *graph.output):
         for dim in v.type.tensor_type.shape.dim:
@@ -58,7 +62,10 @@ def forget_dim_names(graph: onnx.GraphProto) -> None:
 
 
 def value_info_type(v: onnx.ValueInfoProto) -> Type:
-    """Element type and shape that a value_info states, None for what it does not."""
+    """Return the elem_type and the shape that a value_info declares.
+
+    Returns: None for each that is not declared; in the shape, None for an unnamed dynamic dim.
+    """
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
         return None, None
@@ -68,12 +75,15 @@ def value_info_type(v: onnx.ValueInfoProto) -> Type:
     return kind.elem_type or None, shape
 
 
-# torch's name for the module of a node that a pass inserted outside of all modules
+# torch's name for the module of a node that a pass inserted outside all modules.
 _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 
 def module_path(node: onnx.NodeProto) -> str:
-    """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
+    """Return the module path that ``normdeploy.export`` or torch's exporter stored in a node's metadata.
+
+    Returns: "" if there is none.
+    """
     metadata = {p.key: p.value for p in node.metadata_props}
     return strip_invented_module(metadata.get("normdeploy.module", "")) or module_from_scope(
         metadata.get("pkg.torch.onnx.name_scopes", "")
@@ -81,12 +91,18 @@ def module_path(node: onnx.NodeProto) -> str:
 
 
 def strip_invented_module(path: str) -> str:
-    """A module path without the name that torch makes up for nodes of no module."""
+    """Remove the name that torch invents for nodes outside all modules from a path.
+
+    Returns: the path; "" if nothing remains.
+    """
     return path.removesuffix(_MADE_UP).removesuffix(".")
 
 
 def module_from_scope(value: str) -> str:
-    """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
+    """Read the module path from torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``.
+
+    Returns: the last but one name; "" if there is none.
+    """
     try:
         if value:
             names = ast.literal_eval(value)
@@ -100,17 +116,22 @@ def module_from_scope(value: str) -> str:
 
 
 def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """The functions of the file itself: none of an op of ours or a package's."""
+    """Return the functions of the file itself, without those of own ops and third-party ops.
+
+    Returns: functions by their key.
+    """
     return {key: f for key, f in functions_by_key(proto).items() if not is_managed_op(f.domain, f.name)}
 
 
 def called_functions(
     defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
 ) -> list[onnx.FunctionProto]:
-    """The functions that ``body`` calls, directly or by way of another: a model of its own needs no others.
+    """Return the functions that ``body`` calls, directly or indirectly; a model of it needs no others.
 
     Args:
         defined: the model's functions (`functions_by_key`).
+
+    Returns: each function once.
     """
     functions: dict[FunctionKey, onnx.FunctionProto] = {}
     stack: list[onnx.GraphProto | onnx.FunctionProto]
@@ -130,8 +151,12 @@ def called_functions(
 
 
 def all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may
-    not take one again; onnxruntime refuses two nodes of one name."""
+    """List every name of a tensor or node in the graph and its bodies.
+
+    Bodies see outer names and must not reuse them, and onnxruntime refuses two nodes with the same name.
+
+    Yields: names, possibly repeated.
+    """
     yield from (i.name for i in (*graph.input, *graph.initializer))
     yield from (i.values.name for i in graph.sparse_initializer)
     for node in graph.node:
@@ -144,7 +169,7 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-# domains none of whose other ops draws, but for a Dropout in training
+# Domains without any other op that draws random numbers, except a Dropout in training.
 _KNOWN = (
     "",
     "ai.onnx",
@@ -154,7 +179,10 @@ _KNOWN = (
 
 
 def may_draw(proto: onnx.ModelProto) -> bool:
-    """Whether it may draw random numbers: two runs of it may then differ."""
+    """Return whether a model may draw random numbers, so that two runs may differ.
+
+    Returns: True also if it has ops of unknown domains.
+    """
     functions = {(f.domain, f.name) for f in proto.functions}
     return any(
         n.op_type in RANDOM
@@ -166,7 +194,10 @@ def may_draw(proto: onnx.ModelProto) -> bool:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """The names that the bodies of a node read, those of their own tensors included."""
+    """Return the names that a node's bodies read, including those of their own tensors.
+
+    Returns: an empty set for a node without bodies.
+    """
     return {
         name
         for body in iter_subgraphs(node)
@@ -175,7 +206,10 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 
 def drop_unused_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, changed in place, without the initializers that nothing reads any more."""
+    """Remove the unread initializers of the model.
+
+    Returns: ``proto``, changed in place.
+    """
     graph = proto.graph
     read = {i for n in graph.node for i in n.input} | {o.name for o in graph.output} | {i.name for i in graph.input}
     read |= {name for n in graph.node for name in captured_names(n)}
@@ -188,10 +222,12 @@ def drop_unused_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants.
+    """Separate initializers that are graph inputs: a caller may override these defaults, so they are not constants.
 
-    Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they
-    are constants.
+    Before IR version 4, every initializer had to be an input and none could be overridden (onnx, docs/IR.md). These are
+    constants.
+
+    Returns: a copy without the defaults, and the defaults; ``proto`` itself and [] if there are none.
     """
     if proto.ir_version >= IR_OF_CONSTANTS:
         listed = {i.name for i in proto.graph.input}

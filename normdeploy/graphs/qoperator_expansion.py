@@ -1,10 +1,10 @@
-"""Writes ops that quantize inside as what they are defined to be: DequantizeLinear, the op, QuantizeLinear.
+"""Expand ops that quantize internally into DequantizeLinear, the plain op and QuantizeLinear.
 
     QLinearOp(q) = Q(Op(DQ(q)))
 
-So onnxruntime's quantizer writes files in its QOperator format, and its optimizer what it fuses of a QDQ file
+onnxruntime's quantizer writes such ops in its QOperator format, and its optimizer when it fuses a QDQ file
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). A bias is int32 in steps of the product
-of the operands' scales. The form is for evaluation alone: in it the rounding of each tensor can be left out, and drawn.
+of the operands' scales. The expanded form is for evaluation only, which can omit or sample the rounding of each tensor.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from ..storage.proto_traversal import attribute_value, copy_model, iter_bodies, 
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
-# the opset from which on Softmax takes one axis, and not all from it on
+# First opset in which Softmax works on one axis, not on all from this axis on.
 _AXES_ARE_OWN = 13
 
 
 @dataclass(frozen=True, kw_only=True)
 class _QOperatorForm:
-    """``operands``: places of quantized inputs, each with its scale and zero point behind it; ``result``: the place of
-    the output's scale, None where the output is floating; ``first``: inputs that are passed on as they are; ``bias``:
-    its place; ``channels``: operand -> the axis of a scale for each channel."""
+    """Layout of an op's inputs.
+
+    Attributes:
+        op: the plain op.
+        operands: positions of quantized inputs, each followed by its scale and zero point.
+        result: position of the output's scale; None if the output is floating.
+        first: positions of inputs that are passed on unchanged.
+        bias: position of the bias; None if there is none.
+        channels: position of an operand → axis of a scale per channel.
+    """
 
     op: str
     operands: tuple[int, ...] = (0,)
@@ -69,16 +76,19 @@ def _form_of(node: onnx.NodeProto) -> _QOperatorForm:
     return form
 
 
-# Ops that multiply codes with codes, whatever they are written in.
+# Ops that multiply codes by codes, in every format.
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _SUFFIX = "_quantized"
-# which the plain ops do not have
+# Attributes that the plain ops lack.
 _OWN_ATTRIBUTES = ("channels_last", "opset")
 
 
 def unexpandable_ops(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Name the ops of a file that quantize inside and can't be written as pairs and plain ops."""
+    """List the ops of a file that quantize internally and can't be expanded.
+
+    Returns: sorted op types.
+    """
     opset = default_domain_opset(proto)
     main = proto.graph
     weights = _initializer_names(proto)
@@ -96,7 +106,13 @@ def _initializer_names(proto: onnx.ModelProto) -> set[str]:
 
 
 def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) -> bool:
-    """Decide whether a node can be written as pairs and a plain op in a file of ``opset`` that stores ``weights``."""
+    """Return whether a node can be expanded in a file of this opset.
+
+    Args:
+        weights: names of the file's initializers.
+
+    Returns: False also for an op without a known expansion.
+    """
     if node.domain not in _DOMAINS:
         return False
     if node.op_type in _FUSED:
@@ -108,7 +124,7 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
     if node.op_type not in _FORMS or attribute_value(node, "channels_last", 0):
         return False
     form = _form_of(node)
-    # Without a zero point nothing in the node says which type it rounds to.
+    # Without a zero point, the node does not say to which type it rounds.
     if form.result is not None and not (len(node.input) > form.result + 1 and node.input[form.result + 1]):
         return False
     if node.op_type != "QLinearSoftmax":
@@ -118,9 +134,9 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
 
 
 def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Write such nodes of the main graph as pairs and plain ops, which keep the node's name; others stay.
+    """Expand such nodes of the main graph; the new nodes keep the node's name. Other nodes stay.
 
-    What has none is returned as it is.
+    Returns: a changed copy; ``proto`` itself if there is nothing to expand.
     """
     opset = default_domain_opset(proto)
     weights = _initializer_names(proto)
@@ -138,7 +154,7 @@ def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _QOperatorExpander:
-    """Writes the nodes of one graph, and adds the scales of biases to its initializers."""
+    """Expand the nodes of one graph, adding the scales of biases to its initializers."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._graph = proto.graph
@@ -147,7 +163,10 @@ class _QOperatorExpander:
         self._used |= {value.name for value in (*proto.graph.output, *proto.graph.initializer)}
 
     def expand_node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """Write one node, under its name or that of its output."""
+        """Expand one node, under its name or that of its output.
+
+        Yields: the new nodes in topological order.
+        """
         if not node.name:
             node.name = node.output[0]
         if node.op_type in _FUSED:
@@ -205,7 +224,7 @@ class _QOperatorExpander:
         yield helper.make_node(DEQUANTIZE, [node.input[form.bias], product], [made], node.name, axis=0)
 
     def _expand_fused_product(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """Write a product of integers that is made floating in the same node."""
+        """Expand an integer product whose node also converts the result to float."""
         given = [*node.input, *[""] * 7]
         if node.op_type == "DynamicQuantizeMatMul":
             a = [self._fresh_name(f"{node.input[0]}_{end}") for end in ("quantized", "scale", "zero_point")]
@@ -231,12 +250,12 @@ class _QOperatorExpander:
         yield helper.make_node("Add", [product, bias], node.output[:1], node.name)
 
     def _add_constant(self, name: str, value: np.ndarray) -> str:
-        """Add an initializer under a name of its own."""
+        """Add an initializer under a fresh name and return the name."""
         fresh = self._fresh_name(name)
         self._graph.initializer.append(numpy_helper.from_array(value, fresh))
         return fresh
 
     def _fresh_name(self, name: str) -> str:
-        """Name a floating tensor as onnxruntime's quantizer found it: it adds the suffix."""
+        """Name a floating tensor as it was before onnxruntime's quantizer added its suffix."""
         fresh = name.removesuffix(_SUFFIX) or name
         return unique_name(fresh, self._used)

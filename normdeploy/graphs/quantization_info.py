@@ -1,4 +1,4 @@
-"""What a graph says of its quantization, whoever wrote it: told by the ops alone, never by anybody's metadata."""
+"""Read a graph's quantization, from any quantizer: from the ops alone, never from the quantizer's metadata."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..storage.proto_traversal import attribute_graphs, attribute_values, iter_b
 from ..storage.shared_weights import tensor_array
 from .proto_queries import module_path
 
-# metadata of a file that `normdeploy.quantization` made
+# Metadata key of files that `normdeploy.quantization` made.
 RECORD = "normdeploy.quantization"
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 DYNAMIC = "DynamicQuantizeLinear"
 LSTM = "DynamicQuantizeLSTM"
 BITS = "MatMulNBits"
-# the places of their scales and zero points
+# Positions of the scales and zero points of these ops.
 _INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}
 INTEGER = ("MatMulInteger", "ConvInteger")
-# its biases that take a shift back by the weight as it is stored
+# Metadata key of biases that correct a shift using the weight as stored.
 RECENTRED = f"{RECORD}.recentred"
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# ops that hold their quantization inside, which only the runtime that made them computes
+# Ops that quantize internally; only their runtime computes them.
 _SEALED = (
     "QLinear",
     "QGemm",
@@ -49,25 +49,38 @@ _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", 
 
 
 def is_quantization_node(node: onnx.NodeProto) -> bool:
-    """Whether a node is one of those that the evaluator knows as quantization."""
+    """Return whether the evaluator knows a node as quantization.
+
+    Returns: False for ops that quantize internally.
+    """
     return ("" if is_standard(node) else node.domain, node.op_type) in TABLE
 
 
 def quantizes_inside(node: onnx.NodeProto) -> bool:
-    """Whether a node quantizes inside, out of sight."""
+    """Return whether a node quantizes internally, hidden from the graph.
+
+    Returns: True for onnxruntime's QOperators and packed products, for example.
+    """
     return node.op_type.startswith(_SEALED) and not is_quantization_node(node)
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
-    """Whether any node, in bodies and functions too, quantizes, dequantizes or computes in a few bits."""
+    """Return whether any node quantizes, dequantizes or computes in a few bits.
+
+    Returns: True also for nodes in bodies and functions.
+    """
     return any(
         is_quantization_node(node) or quantizes_inside(node) for body in iter_bodies(proto) for node in body.node
     )
 
 
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
-    """What each QuantizeLinear of data in the main graph, and each op of ours that holds one, can say: by the tensor
-    that it makes; those of one constant scale alone."""
+    """Compute the range of each quantized tensor of the main graph.
+
+    These are the outputs of QuantizeLinear on data and of own ops with one inside, if the scale is one constant.
+
+    Returns: output tensor → (lowest, highest) representable number.
+    """
     q = GraphQuantization(proto)
     found = dict[str, tuple[float, float]]()
     for node in q.nodes:
@@ -88,7 +101,10 @@ def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
 
 
 def read_recorded_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
-    """The same as calibration gave them, where the file records it; {} of any other file."""
+    """Read the ranges that calibration found, if the file records them.
+
+    Returns: tensor → (low, high); {} for any other file.
+    """
     try:
         return {str(n): (float(low), float(high)) for n, (low, high) in _read_record(proto)["ranges"].items()}
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -96,7 +112,10 @@ def read_recorded_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float
 
 
 def read_recorded_runtime(proto: onnx.ModelProto) -> str:
-    """The runtime for which the file was quantized, where it records it, else ""."""
+    """Read the runtime for which the file was quantized.
+
+    Returns: "" if the file does not record it.
+    """
     try:
         return str(_read_record(proto)["runtime"])
     except (ValueError, TypeError, KeyError):
@@ -104,9 +123,12 @@ def read_recorded_runtime(proto: onnx.ModelProto) -> str:
 
 
 def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.bias_corrections`),
-    each with the input channels of which it does not, where the file records them; {} of any other file: nothing in it
-    tells them from those that take it back by the weight as it was."""
+    """Read the biases that correct a shift using the weight as stored (`normdeploy.quantization.bias_corrections`).
+
+    The file must record them: they look like biases that use the original weight.
+
+    Returns: bias → input channels for which it does not do so; {} for any other file.
+    """
     try:
         told = json.loads(metadata_text(proto, RECENTRED) or "{}")
     except ValueError:
@@ -121,7 +143,10 @@ def _read_record(proto: onnx.ModelProto) -> Any:
 
 
 def quantization_parameters(proto: onnx.ModelProto) -> set[str]:
-    """The initializers, of bodies and functions too, that are nothing but scales and zero points."""
+    """Find the initializers, in bodies and functions too, that are only scales and zero points.
+
+    Returns: their names.
+    """
     read = set[str]()
     other = set[str]()
     for body in iter_bodies(proto):
@@ -146,9 +171,14 @@ def quantization_parameters(proto: onnx.ModelProto) -> set[str]:
 
 @dataclass(frozen=True)
 class QuantizationScheme:
-    """One QuantizeLinear or DequantizeLinear: its type, and how its numbers lie.
+    """One QuantizeLinear or DequantizeLinear, with its type and parameters.
 
-    ``scale`` and ``zero_point``: arrays, or None where they are computed; ``axis`` and ``block`` as in ONNX.
+    Attributes:
+        kind: dtype of the codes; None if unknown.
+        scale: None if it is computed.
+        zero_point: None if it is computed or omitted.
+        axis: as in ONNX.
+        block: size of a block, as in ONNX; 0 without blocks.
     """
 
     node: onnx.NodeProto
@@ -160,7 +190,7 @@ class QuantizationScheme:
 
     @property
     def granularity(self) -> str:
-        """ "tensor", "384 channels" or "blocks of 32"; "" where the scale is computed."""
+        """Return "tensor", "384 channels" or "blocks of 32", for example; "" if the scale is computed."""
         if self.scale is None:
             return ""
         if self.block:
@@ -171,13 +201,15 @@ class QuantizationScheme:
 
     @property
     def is_asymmetric(self) -> bool:
-        """Whether a zero point is not 0. Of an unsigned type the middle counts as 0 too where weights are meant; that
-        is the caller's."""
+        """Return whether a zero point is not 0.
+
+        For weights of an unsigned type, the middle of the type is symmetric too; callers must check that themselves.
+        """
         return self.zero_point is not None and bool(np.any(self.zero_point.astype(np.float64)))
 
     @property
     def representable_range(self) -> tuple[float, float] | None:
-        """The real numbers that it can say, of one scale for all."""
+        """Return the lowest and the highest representable number; None without a single constant scale."""
         if self.kind is None or self.scale is None or self.scale.size != 1:
             return None
         low, high = finite_limits(self.kind)
@@ -190,10 +222,12 @@ class QuantizationScheme:
 
 
 class GraphQuantization:
-    """The quantization of one graph of a file, its weights loaded or referred to: of the main graph, or of ``body``.
+    """Quantization of one graph: the main graph, a body or a function. Weights are loaded or referred to.
 
-    ``around``: of the graph that holds ``body``, whose tensors it sees; None for a function. ``place``: as findings
-    name it, "then_branch of If 'gate'"; "" for the main graph.
+    Args:
+        body: the graph; None for the main graph.
+        around: of the graph that contains ``body``, whose tensors it sees; None for a function.
+        place: name in findings, "then_branch of If 'gate'"; "" for the main graph.
     """
 
     def __init__(
@@ -226,7 +260,7 @@ class GraphQuantization:
 
     @cached_property
     def readers_by_tensor(self) -> dict[str, list[onnx.NodeProto]]:
-        """By tensor, those in the bodies of nodes too."""
+        """Return the nodes that read each tensor, in bodies of nodes too."""
         readers: dict[str, list[onnx.NodeProto]] = {}
         waiting = self.nodes[::-1]
         while waiting:
@@ -237,7 +271,10 @@ class GraphQuantization:
         return readers
 
     def constant_value(self, name: str) -> np.ndarray | None:
-        """The value of an initializer or a Constant node's tensor; None of all else."""
+        """Return the value of an initializer or of a Constant node's tensor.
+
+        Returns: None for any other tensor.
+        """
         if name in self.weights:
             return np.asarray(tensor_array(self.weights[name]))
         maker = self.makers.get(name)
@@ -247,7 +284,10 @@ class GraphQuantization:
         return None
 
     def scheme_of(self, node: onnx.NodeProto) -> QuantizationScheme:
-        """What a QuantizeLinear or DequantizeLinear says."""
+        """Read the scheme of a QuantizeLinear or DequantizeLinear.
+
+        Returns: its type and parameters.
+        """
         attrs = attribute_values(node)
         if len(node.input) > 2 and node.input[2]:
             zero = self.constant_value(node.input[2])
@@ -278,25 +318,40 @@ class GraphQuantization:
         return value.dtype
 
     def source_tensor(self, name: str, through: frozenset[str] = _MOVES) -> str:
-        """The tensor that ``name`` only moves, or casts."""
+        """Follow moves and casts backwards.
+
+        Args:
+            through: op types to follow.
+
+        Returns: the tensor whose elements ``name`` holds.
+        """
         while (maker := self.makers.get(name)) is not None and maker.op_type in through and is_standard(maker):
             name = maker.input[0]
         return name
 
     def source_node(self, name: str, op: str) -> onnx.NodeProto | None:
-        """The node of type ``op`` that ``name`` comes from by moves alone."""
+        """Find the node of type ``op`` whose output ``name`` holds after moves alone.
+
+        Returns: None if another node makes it.
+        """
         node = self.makers.get(self.source_tensor(name))
         if node is not None and node.op_type == op and is_quantization_node(node):
             return node
         return None
 
     def is_weight(self, name: str) -> bool:
-        """Whether a tensor comes from constants alone, by moves, quantizing and dequantizing."""
+        """Return whether a tensor comes from constants alone, by moves, quantizing and dequantizing.
+
+        Returns: False for computed tensors and inputs.
+        """
         through = _MOVES | {QUANTIZE, DEQUANTIZE}
         return self.constant_value(self.source_tensor(name, through)) is not None
 
     def data_quantizers(self) -> Iterator[onnx.NodeProto]:
-        """The QuantizeLinear nodes of data, in order."""
+        """Iterate over the QuantizeLinear nodes of data.
+
+        Returns: an iterator in the file's order.
+        """
         return (
             n
             for n in self.nodes
@@ -306,7 +361,10 @@ class GraphQuantization:
     # -------------------------------------------------------------- the census
 
     def quantized_layers(self) -> list[QuantizedLayer]:
-        """Every linear layer and convolution with a constant weight, in the file's order, quantized or not."""
+        """List every linear layer and convolution with a constant weight, quantized or not.
+
+        Returns: layers in the file's order.
+        """
         return [layer for node in self.nodes if (layer := self._read_layer(node)) is not None]
 
     def _read_layer(self, node: onnx.NodeProto) -> QuantizedLayer | None:
@@ -374,7 +432,7 @@ class GraphQuantization:
             made.input[0] if made is not None and dynamic else node.input[0],
             status="quantized",
             weight=weight.dtype.name,
-            # the scale is multiplied in behind it
+            # The scale is multiplied in by a later node.
             granularity="",
             weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
             activation="uint8" if dynamic else "",
@@ -384,7 +442,10 @@ class GraphQuantization:
 
 
 def all_quantizations(proto: onnx.ModelProto) -> Iterator[GraphQuantization]:
-    """Of the main graph, the bodies in it, and the functions and the bodies in these."""
+    """Walk the main graph, its bodies, the functions and their bodies.
+
+    Yields: the quantization of each graph.
+    """
     waiting = [
         *(GraphQuantization(proto, f, None, f"function {f.domain}.{f.name}") for f in reversed(proto.functions)),
         GraphQuantization(proto),

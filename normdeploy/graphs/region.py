@@ -1,8 +1,8 @@
-"""Pieces of a graph as functions: which nodes lie between two tensors, and what they compute in float64.
+"""Treat parts of a graph as functions: find the nodes between two tensors, and evaluate them in float64.
 
-``compile_region`` turns what lies between tensors into a ``Region``, which ``bind`` fixes to concrete sizes of the
-symbolic dims and ``Bound.run`` evaluates, as often as one likes. Shape arithmetic is resolved once, at binding: it
-never counts as data.
+``compile_region`` returns the nodes between tensors as a ``Region``. ``Region.bind`` fixes the sizes of the symbolic
+dims, and ``BoundRegion.run`` evaluates the region any number of times. Shape arithmetic is resolved once, at binding,
+and never counts as data.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .dims import Dims, dim_symbols, evaluate_dim
 from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
-# elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
+# Maximum number of elements of a constant that determines the function (epsilon, exponents, axes), not just its scale.
 _SMALL = 4
 
 
 class RefusalKind(Enum):
-    """What a refusal is of, where its caller goes on by that. The reason is for people."""
+    """Kind of a refusal, for callers that handle kinds differently. The reason is for people."""
 
     PLAIN = auto()
-    # at these sizes; others may do
+    # Fails at these sizes; others may work.
     NOT_EVALUATED = auto()
-    # the same for x and −x
+    # The same result for x and −x.
     EVEN = auto()
-    # the form is not for norms of this kind: another form's reason says more
+    # The form is not for norms of this kind; another form's reason is more informative.
     OTHER_NORM = auto()
-    # the file's opset is too old for the form
+    # The file's opset is too old for the form.
     OPSET = auto()
-    # nothing stands there that could take a scale and shift
+    # No linear op is available to take a scale and shift.
     NO_LINEAR_OP = auto()
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something is not a norm (or not foldable), and the tensor that shows it."""
+    """Reason why something is not a norm (or can't be folded), and the tensor that shows it. It is falsy."""
 
     reason: str
     tensor: str = ""
@@ -56,14 +56,16 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Raised where a step can't be taken. Its text is the reason that the report gives, as `Refusal.reason` is."""
+    """Raised if a step is impossible. Its text is the reason for the report, like `Refusal.reason`."""
 
 
 _Result = TypeVar("_Result")
 
 
 def require_success(result: _Result | Refusal) -> _Result:
-    """Return ``result``.
+    """Return ``result`` unless it is a refusal.
+
+    Returns: ``result``.
 
     Raises:
         RefusedError: it is a refusal.
@@ -74,29 +76,39 @@ def require_success(result: _Result | Refusal) -> _Result:
 
 
 class EvaluationFailed(Exception):
-    """The sizes don't fit the region, or an op of it has a form that the evaluator does not cover."""
+    """Raised if the sizes don't fit the region, or the evaluator does not cover the form of an op."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The nodes that compute ``y`` from ``leaves`` (data) in topological order; ``symbols`` are the dims that must get
-    a size."""
+    """Nodes that compute ``y`` from ``leaves``.
+
+    Attributes:
+        leaves: tensors of data.
+        nodes: in topological order.
+        shape_leaves: outer tensors whose shape is read.
+        symbols: dims that need a size.
+    """
 
     graph: Graph
     y: gs.Tensor
     leaves: tuple[gs.Tensor, ...]
     nodes: tuple[gs.Node, ...]
-    # tensors outside whose shape is read
     shape_leaves: tuple[gs.Tensor, ...]
     symbols: frozenset[str]
     _bounds: dict[tuple[tuple[str, int], ...], BoundRegion] = field(default_factory=dict, repr=False, compare=False)
 
     def spelling(self) -> str:
-        """The ops in the graph's order, shape arithmetic and constants left out."""
+        """List the ops in the graph's order, without shape arithmetic and constants.
+
+        Returns: op types separated by spaces.
+        """
         return " ".join(n.op for n in self.nodes if not self.graph.is_shape_valued(n.outputs[0]))
 
     def bind(self, sizes: Mapping[str, int]) -> BoundRegion:
-        """Fix the symbolic dims; the same sizes are bound once.
+        """Fix the sizes of the symbolic dims; equal sizes are bound once.
+
+        Returns: the region at these sizes.
 
         Raises:
             EvaluationFailed: an op can't be evaluated, or the shape arithmetic fails at these sizes.
@@ -108,19 +120,28 @@ class Region:
 
     @cached_property
     def template(self) -> tuple[object, ...]:
-        """What two regions have in common that differ only in their larger constants: gamma and beta of norms of one
-        kind.
+        """Return the part that regions share if they differ only in larger constants, such as gamma and beta.
 
-        Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and
-        of all that are not floating (sizes, axes, masks).
+        It contains ops, attributes, wiring, shapes and types of leaves. It also contains the values of constants with
+        up to `_SMALL` elements and of all constants that are not floating (sizes, axes, masks).
         """
         return self.template_with_names({})
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """`template` with ``names`` in the place of lengths of leaves and of floating constants."""
+        """Build the `template` with names in place of certain lengths of leaves and of floating constants.
+
+        Args:
+            names: length → its name.
+
+        Returns: a hashable value.
+        """
         graph = self.graph
 
         def dims_with_names(shape: Sequence[object] | None) -> tuple[object, ...] | None:
+            """Replace lengths by their names.
+
+            Returns: the dims; None for an unknown shape.
+            """
             if shape is None:
                 return None
             return tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
@@ -144,16 +165,16 @@ class Region:
 
 
 def _attribute_template(value: object) -> object:
-    """An attribute's part in a template: numpy shows eight digits of a number."""
+    """Return an attribute's part of a template. Arrays become bytes: numpy prints only eight digits."""
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype.str, value.tobytes())
     return repr(value)
 
 
 def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
-    """A constant's part in a template."""
+    """Return a constant's part of a template."""
     if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":
-        # not to be read for this
+        # Don't read a large constant just for this.
         return (named(t.shape), t.dtype.str, None)
     value = stored_array(t) if isinstance(t, gs.Constant) else graph.known_value(t)
     if value is None:
@@ -164,11 +185,11 @@ def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[obj
 
 
 class BoundRegion:
-    """A region at concrete sizes: everything that does not depend on the leaves' values is computed already."""
+    """Region at concrete sizes: everything that does not depend on the leaves' values is already computed."""
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
-        # not the region, which holds this: weights would stay
+        # Don't keep the region: it holds this object, so weights would never be freed.
         self._y, self._leaves, self._nodes = (
             region.y,
             region.leaves,
@@ -201,13 +222,20 @@ class BoundRegion:
                     source = self._known.get(id(node.inputs[0]))
                 else:
                     source = None
-                # Shape and Size: any array of that shape will do
+                # Shape and Size accept any array of that shape.
                 if isinstance(source, _ShapeOnly):
                     self._known[id(node.inputs[0])] = np.broadcast_to(np.float64(0), source.shape)
                 step.run(self._known)
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
-        """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
+        """Evaluate the region.
+
+        Args:
+            feeds: values of the leaves, in their order.
+            wanted: tensor to return; None for the region's y.
+
+        Returns: the tensor's value.
+        """
         if wanted is not None:
             end = wanted
         else:
@@ -215,13 +243,22 @@ class BoundRegion:
         return _value_as_array(self._compute_values(feeds, keep=end), end)
 
     def largest_magnitude(self, feeds: Sequence[np.ndarray]) -> float:
-        """The largest magnitude of the first results of its nodes."""
+        """Compute the largest magnitude among the first outputs of its nodes.
+
+        Args:
+            feeds: values of the leaves, in their order.
+
+        Returns: the largest absolute value.
+        """
         values = self._compute_values(feeds)
         return max(float(np.abs(_value_as_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
 
     def _compute_values(self, feeds: Sequence[np.ndarray], keep: gs.Tensor | None = None) -> dict[int, Any]:
-        """``keep``: the one tensor whose value is wanted; others are forgotten once they were read for the last
-        time."""
+        """Evaluate all steps.
+
+        Args:
+            keep: the only tensor whose value is needed; others are freed after their last use. None keeps all.
+        """
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
         for step, last in zip(self._steps, self._last_uses, strict=True):
@@ -234,7 +271,7 @@ class BoundRegion:
 
     @cached_property
     def _last_uses(self) -> list[list[int]]:
-        """Of each step, what no later one reads."""
+        """Return, for each step, the tensors that no later step reads."""
         read: set[int] = set()
         lasts = []
         for step in reversed(self._steps):
@@ -253,13 +290,18 @@ def _value_as_array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _RegionStep:
-    """One node ready to be evaluated many times; tensors go by their id."""
+    """One node, ready for repeated evaluation; tensors are identified by their id."""
 
     evaluate: Callable[[list[Any]], tuple[Any, ...]]
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
 
     def run(self, values: dict[int, Any]) -> None:
+        """Evaluate the node and store its outputs in ``values``.
+
+        Raises:
+            EvaluationFailed: the evaluation failed for any reason.
+        """
         try:
             results = self.evaluate([None if i is None else values.get(i) for i in self.inputs])
         except _FAILURES as e:
@@ -275,9 +317,13 @@ class _ShapeOnly:
 def compile_region(
     graph: Graph, y: gs.Tensor, leaves: Sequence[gs.Tensor], ops: Container[str] | None = None, limit: int = 160
 ) -> Region | Refusal:
-    """The nodes between ``leaves`` and ``y``; Refusal names the first other data that ``y`` depends on.
+    """Find the nodes between ``leaves`` and ``y``.
 
-    ``ops``: what data may pass through; anything that can be evaluated where it is None.
+    Args:
+        ops: ops that data may pass through; None for all that can be evaluated.
+        limit: maximum number of nodes.
+
+    Returns: the region; a refusal that names the first other data that ``y`` depends on, or the reason it is too large.
     """
     known = {id(t) for t in leaves}
     nodes: list[gs.Node] = []
@@ -326,7 +372,13 @@ def compile_region(
 
 
 def concrete_shape(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The shape of ``t`` at the given sizes; a dim that the file does not state is a symbol of its own."""
+    """Compute the shape of ``t`` at the given sizes.
+
+    Args:
+        sizes: sizes of symbols; an unnamed dim is a symbol too.
+
+    Returns: sizes; None if the rank or a dim is unknown.
+    """
     shape = graph.shape(t)
     if shape is None:
         return None
@@ -337,23 +389,31 @@ def concrete_shape(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tupl
 
 
 def shape_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
+    """Collect the symbols in the shape of ``t``.
+
+    Returns: their names; an unnamed dim gets a name from its tensor and axis.
+    """
     shape: Dims = graph.shape(t) or ()
     return {s for i, d in enumerate(shape) for s in dim_symbols(_named_dim(t, i, d))}
 
 
-# static elements of x above which one open dim, its batch, is small first
+# If x has more static elements, its one open dim, the batch, is small at first.
 _HEAVY = 2**15
 
 
 def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
-    """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones,
-    which suit modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on
-    neither.
+    """List sizes to try for symbolic dims.
 
-    ``x``: the shape of what is drawn.
+    Small and distinct ones come first, which reveal a swapped axis. Equal and rounder ones follow, for modules that
+    need a divisible or larger size. No size is 2: x̂ of two elements is ±1, whatever their values.
+
+    Args:
+        x: shape of the input that is drawn.
+
+    Returns: symbol → size, for each try; [{}] without symbols.
     """
     ordered = sorted(names)
-    # some ten groups: one for each pattern
+    # About ten groups: one for each pattern.
     if len(ordered) == 1:
         first = [[9], [11]]
     else:
@@ -383,7 +443,7 @@ _FAILURES = (
         AssertionError,
         MemoryError,
     ),
-    # an input that the op needs is left out
+    # A required input is omitted.
     AttributeError,
 )
 

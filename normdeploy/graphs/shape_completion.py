@@ -1,9 +1,8 @@
-"""Shapes that onnx's inference does not find: those behind a Reshape, Expand or Slice whose operand is computed, and
-what follows.
+"""Complete shapes that onnx's inference does not find: after a Reshape, Expand or Slice with a computed operand.
 
-Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`integer_ops`),
-and so is the shape that the node makes of them. What is stated holds at every size: a dim that Min, Max, Mod or a rest
-of a division decides stays unknown, and so does one that a Slice may cut short.
+Operands are computed for all sizes at once, as polynomials of the open dims (`integer_ops`), and so are the resulting
+shapes, from which the shapes of later nodes follow. Every result holds at every size. A dim stays unknown if it depends
+on Min, Max, Mod or the remainder of a division, or if a Slice may truncate it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .dims import Dims, dim_size, is_invented_name
 from .graph import Graph
 from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size, product_of_sizes
 
-# elements of whole numbers that may say something of a shape
+# Maximum number of elements of an integer tensor that is tracked.
 _OPERAND = 64
-# exporters write this, or the largest of int64, for "to the end"
+# Exporters write this, or the largest int64, for "to the end".
 _END = 2**31 - 1
 _FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
@@ -33,7 +32,7 @@ Shape = list["Size | None"]
 
 
 class ShapedGraph(Graph):
-    """A graph that also knows the shapes worked out here, from the first time that the file does not state one."""
+    """Graph that computes missing shapes when the first one is needed."""
 
     _worked_out = False
 
@@ -44,11 +43,12 @@ class ShapedGraph(Graph):
 
 
 def integer_values(graph: Graph) -> Mapping[int, np.ndarray]:
-    """Work out sizes and let ``graph`` know the shapes that can be found, in its own order, so that one leads to the
-    next.
+    """Compute sizes, and record the shapes that follow in ``graph``.
+
+    Nodes are visited in topological order, so that one shape leads to the next.
 
     Returns:
-        what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`.
+        id of a tensor → its value, an array of integers and `Size`, for tensors computed from sizes.
     """
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:
@@ -75,10 +75,13 @@ def _has_unknown_dims(dims: Dims | None) -> bool:
 
 
 def refine_dims(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dims:
-    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal
-    sizes.
+    """Combine two shapes of a node's output.
 
-    A name that was made up before, for an input, says something: this dim is that one.
+    Each dim comes from ``new`` if that is informative, else from ``old``. A name that inference invented is kept only
+    as a last resort, because equal names still mean equal sizes. But if an input has the invented name already, the
+    name is informative: this dim is that one.
+
+    Returns: dims; ``new`` if ``old`` is unknown or has another rank.
     """
     if old is None or len(old) != len(new):
         return new
@@ -89,7 +92,7 @@ def refine_dims(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dim
 
 
 def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]:
-    """What onnx says of one node, given what is known of its inputs by now."""
+    """Run onnx's inference on one node, with all that is known of its inputs by now."""
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for t in node.inputs:
@@ -112,7 +115,7 @@ def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None
             schema, graph.node_proto(node), types, data, opset_imports=list(graph.proto.opset_import)
         )
     except Exception:
-        # it refuses what it can't follow
+        # It refuses nodes that it can't follow.
         return {}
     return {name: (t.tensor_type.elem_type, _type_dims(t)) for name, t in results.items() if t.HasField("tensor_type")}
 
@@ -132,8 +135,10 @@ def _type_dims(kind: onnx.TypeProto) -> Dims | None:
 
 
 def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) -> None:
-    """Let ``known`` hold what a node makes of sizes, by the ids of its outputs; nothing where that changes from size to
-    size."""
+    """Add to ``known`` the values that a node computes from sizes, by the ids of its outputs.
+
+    Nothing is added if a value is not a polynomial of the sizes.
+    """
     if node.op in ("Shape", "Size"):
         shape = symbolic_shape(graph, node.inputs[0])
         if shape is None:
@@ -183,7 +188,7 @@ def _integer_operand(graph: Graph, t: gs.Tensor, known: Mapping[int, np.ndarray]
 
 
 def _constant_integers(operand: np.ndarray | None) -> list[int] | None:
-    """The operand where it does not depend on a size."""
+    """Return the operand as integers; None if it depends on a size."""
     if operand is None:
         return None
     numbers = [n.constant_value if isinstance(n, Size) else int(n) for n in operand.reshape(-1).tolist()]
@@ -194,7 +199,10 @@ def _constant_integers(operand: np.ndarray | None) -> list[int] | None:
 
 
 def symbolic_shape(graph: Graph, t: gs.Tensor) -> list[Size] | None:
-    """Each dim as a polynomial; one of which nothing is known is a symbol of its own."""
+    """Convert the shape of ``t`` to polynomials.
+
+    Returns: one size per dim, with a unique symbol for an unknown dim; None if the rank is unknown.
+    """
     dims = graph.shape(t)
     if dims is None:
         return None
@@ -227,7 +235,7 @@ def _output_dims(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[
 
 
 def _dim_from_size(size: Size | None) -> int | str | None:
-    """A dim as a number or an expression of the file's symbols; None where it depends on others."""
+    """Convert a size to a number or an expression of the file's symbols; None if it depends on other symbols."""
     if size is None or size.constant_value is not None:
         if size is None:
             return None
@@ -261,7 +269,7 @@ def _reshape_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], a
     over = list(old)
     if not all(n.is_positive for n in rest):
         return None
-    # what is on both sides, first: a sum divides nothing but itself
+    # Cancel common factors first, because a sum divides only itself.
     for n in list(rest):
         if n in over:
             over.remove(n)
@@ -284,7 +292,7 @@ def _broadcast_size(a: Size, b: Size) -> Size | None:
         return a
     if a == ONE:
         return b
-    # the other one is 1 or the same
+    # The other one must be 1 or the same.
     return next((n for n in (a, b) if n.constant_value is not None and n.constant_value > 1), None)
 
 
@@ -353,7 +361,7 @@ def _slice_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at:
 
 
 def _sliced_size(size: Size, start: Size, end: Size, step: int) -> Size | None:
-    """How many places a Slice leaves of an axis, where that is one polynomial at every size."""
+    """Compute the size that a Slice leaves of an axis; None if it is not one polynomial for all sizes."""
     numbers = [n.constant_value for n in (size, start, end)]
     if all(n is not None for n in numbers):
         n, first, last = (int(v) for v in numbers if v is not None)

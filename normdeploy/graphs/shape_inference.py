@@ -1,4 +1,4 @@
-"""onnx's own inference of types and shapes, kept from what would take it hours."""
+"""Run onnx's inference of types and shapes, without the cases that would take it hours."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import onnx
 from .dims import Dims, Types
 from .proto_queries import single_use_symbols, value_info_type
 
-# Inference of shapes and types reads the values of small integer constants only.
+# Inference reads only the values of small integer constants.
 _INFERENCE_SIZE = 512
-# elements of a vector whose values it may write out
+# Maximum number of elements of a vector whose values inference may write out.
 _LONGEST = 2**20
 
 
 def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> Types:
-    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
+    """Infer elem_type and shape of each tensor with onnx, on a copy without the weights.
 
-    ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
+    Args:
+        nodes: nodes to use in place of the graph's, if it holds some that inference does not know.
+
+    Returns: types by tensor name.
     """
     types = Types({t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer})
     types.update(stated_types(infer_graph(proto, nodes)))
@@ -28,18 +31,27 @@ def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None =
 
 
 def infer_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.GraphProto:
-    """Return a copy of the graph without the weights, with all that onnx infers in it and in its bodies."""
+    """Infer types and shapes of the graph and its bodies.
+
+    Args:
+        nodes: as in `infer_types`.
+
+    Returns: a copy of the graph without the weights, with everything that onnx inferred.
+    """
     skeleton = _copy_skeleton(proto, nodes)
     return _run_inference(skeleton, data_prop=_has_short_vectors(skeleton)).graph
 
 
 def stated_types(graph: onnx.GraphProto) -> Types:
-    """Read element type and shape of what a graph, not its bodies, says of its tensors."""
+    """Read the elem_types and shapes that a graph declares, without its bodies.
+
+    Returns: types by tensor name.
+    """
     return Types({v.name: value_info_type(v) for v in (*graph.value_info, *graph.output, *graph.input)})
 
 
 def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.ModelProto:
-    """Copy what inference reads: all but the large weights, which become inputs."""
+    """Copy everything that inference reads: all but the large weights, which become inputs."""
     skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     graph = skeleton.graph
     graph.name = proto.graph.name
@@ -47,11 +59,11 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
     for field in ("input", "output", "value_info"):
         getattr(graph, field).extend(getattr(proto.graph, field))
         for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
-            # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+            # PaddlePaddle's older exporters write -1 for a dynamic size, which inference would use as a number.
             dim.Clear()
     alone = single_use_symbols(proto.graph)
     for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
-        # inference would keep the name
+        # Inference would keep the name.
         dim.Clear()
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
@@ -63,12 +75,12 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
 
 
 def _has_short_vectors(skeleton: onnx.ModelProto) -> bool:
-    """Whether inference may follow the values of vectors."""
+    """Return whether inference may follow the values of vectors."""
     return not _has_endless_range(skeleton.graph) and not _has_long_vectors(skeleton)
 
 
 def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
-    """Run onnx's inference over ``skeleton``, which is changed: shapes that it contradicts are dropped."""
+    """Run onnx's inference over ``skeleton``, dropping declared shapes that it contradicts."""
     try:
         return onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
     except Exception:
@@ -76,15 +88,19 @@ def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelP
     try:
         return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
     except Exception:
-        # A file that inference refuses is still readable where it states its shapes itself.
+        # A file that inference refuses is still readable if it declares its shapes itself.
         return skeleton
 
 
 @dataclass(frozen=True)
 class ShapeContradiction:
-    """A tensor whose stated shape or type is not the one that its node makes, dims as in `Dims`.
+    """Tensor whose declared shape or type differs from the one that its node computes.
 
-    ``stated_type``, ``inferred_type``: ONNX's numbers of the element types, where they differ.
+    Attributes:
+        stated: declared dims, as in `Dims`.
+        inferred: computed dims.
+        stated_type: declared elem_type; 0 if the types agree.
+        inferred_type: computed elem_type; 0 if the types agree.
     """
 
     name: str
@@ -109,13 +125,13 @@ def _describe_dims(dims: Dims | None) -> str:
 
 
 def drop_contradictions(proto: onnx.ModelProto) -> list[ShapeContradiction]:
-    """Remove from ``proto`` the shapes of tensors that its own nodes contradict; outputs take the computed shape.
+    """Remove declared shapes that the nodes contradict from ``proto``; outputs get the computed shape.
 
-    onnxruntime runs such a file and warns; ``onnx.shape_inference`` in strict mode refuses it. Functions that read a
-    stated shape would take the wrong one. An output keeps a shape, because ``onnx.checker`` asks for one.
+    onnxruntime runs such a file with a warning; ``onnx.shape_inference`` in strict mode refuses it. Code that reads a
+    declared shape would use a wrong one. Outputs keep a shape, because ``onnx.checker`` requires one.
 
     Returns:
-        What was contradicted.
+        The contradictions.
     """
     skeleton = _copy_skeleton(proto)
     data_prop = _has_short_vectors(skeleton)
@@ -130,7 +146,7 @@ def drop_contradictions(proto: onnx.ModelProto) -> list[ShapeContradiction]:
 
 
 def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[ShapeContradiction]:
-    """Compare the shapes that ``skeleton`` states with those inferred from its inputs alone."""
+    """Compare the shapes that ``skeleton`` declares with those inferred from its inputs alone."""
     bare = onnx.ModelProto()
     bare.CopyFrom(skeleton)
     bare.graph.ClearField("value_info")
@@ -139,7 +155,7 @@ def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[
     try:
         result = onnx.shape_inference.infer_shapes(bare, data_prop=data_prop).graph
     except Exception:
-        # Without inference nothing contradicts what is stated.
+        # Without inference, nothing contradicts the declarations.
         return []
     computed = Types({v.name: value_info_type(v) for v in (*result.value_info, *result.output)})
     found = []
@@ -154,7 +170,7 @@ def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[
 
 
 def _shapes_agree(stated: Dims, computed: Dims) -> bool:
-    """Whether both shapes can be one: equal ranks, and equal sizes where both are numbers."""
+    """Return whether the shapes are compatible: equal ranks, and equal sizes wherever both are numbers."""
     if len(stated) != len(computed):
         return False
     pairs = zip(stated, computed, strict=True)
@@ -162,7 +178,7 @@ def _shapes_agree(stated: Dims, computed: Dims) -> bool:
 
 
 def _drop_stated_shapes(graph: onnx.GraphProto, contradictions: Iterable[ShapeContradiction]) -> None:
-    """Remove what is stated of these tensors; an output keeps its element type."""
+    """Remove the declarations of these tensors; an output keeps its elem_type."""
     names = {contradiction.name for contradiction in contradictions}
     if not names:
         return
@@ -175,7 +191,7 @@ def _drop_stated_shapes(graph: onnx.GraphProto, contradictions: Iterable[ShapeCo
 
 
 def _state_output_shapes(outputs: Iterable[onnx.ValueInfoProto], contradictions: Iterable[ShapeContradiction]) -> None:
-    """Give these outputs the shapes that their nodes make."""
+    """Declare the computed shapes of these outputs."""
     computed = {contradiction.name: contradiction.inferred for contradiction in contradictions}
     for output in outputs:
         dims = computed.get(output.name)
@@ -192,7 +208,7 @@ def _state_output_shapes(outputs: Iterable[onnx.ValueInfoProto], contradictions:
 
 
 def _has_endless_range(graph: onnx.GraphProto) -> bool:
-    """Whether inference would write out values without end: those of a Range, or one for each element of a vector."""
+    """Return whether inference would write out huge values: those of a Range, or one per element of a vector."""
     shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
     if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
         return True
@@ -213,8 +229,7 @@ def _has_endless_range(graph: onnx.GraphProto) -> bool:
 
 
 def _has_long_vectors(model: onnx.ModelProto) -> bool:
-    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape
-    makes."""
+    """Return the same for vectors whose size inference computes itself, from ConstantOfShape, Expand or Reshape."""
     graph = model.graph
     shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
     wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)

@@ -1,15 +1,15 @@
-"""Cleaning up what the exporter left: constants folded, duplicates merged, shape arithmetic resolved, nothing lost.
+"""Clean up a graph after export: fold constants, merge duplicates and resolve shape arithmetic.
 
-Run after the norms are single nodes: an epsilon that is an attribute can't be taken for ``x + 0`` any more.
+This runs after the norms became single nodes, so an epsilon is an attribute and can't be mistaken for ``x + 0``.
 
-The rules are in `cleaning`, one file a family, each with its premise and proof. onnxscript's own are not used: five of
-those that looked exact were not (ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
-ConvInteger, x + 0 at -0), and its evaluator computes LogSoftmax as log(softmax). What is left of onnxscript is the walk
-that infers shapes and follows them through sequences; nodes that it misreads are hidden from it
-(`cleaning.hidden_nodes`). ``benchmarks.attack.cleaning`` draws graphs against all of it.
+The rules are in `cleaning`, one file per family, each with its premise and proof. onnxscript's rules are not used. Five
+that seemed exact were not: ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
+ConvInteger, and x + 0 at -0. Its evaluator computes LogSoftmax as log(softmax). Only onnxscript's walk is used, which
+infers shapes and follows them through sequences. Nodes that it misreads are hidden from it (`cleaning.hidden_nodes`).
+``benchmarks.attack.cleaning`` tests all of this on random graphs.
 
-Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3
-are parts of onnxscript's optimizer):
+CPU seconds on a chain of LayerNormalization and MatMul nodes (all of ``simplify`` without the check; rows 2 and 3 are
+parts of onnxscript's optimizer):
 
 =================================  =====  ======  =======
 nodes                              5,000  20,000  100,000
@@ -48,38 +48,41 @@ from .static_reshapes import resolve_reshapes
 
 __all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
 
-# `rewriting.constant_evaluation` computes the norm of a constant, in float64, or says why it stays.
+# `rewriting.constant_evaluation` computes the norm of a constant in float64, or gives the reason why it stays.
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
-# A weight that is dequantized stays in its few bits, and runtimes look for the pair of nodes.
+# A quantized weight stays in its few bits, and runtimes search for the pair of nodes.
 _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
-# the opset of the newest op that the rules write (Reshape with allowzero)
+# Opset of the newest op that the rules write (Reshape with allowzero).
 _RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-# elements that positions, masks and rows of tables may have to be folded
+# Maximum number of elements of positions, masks and rows of tables that are folded.
 _MADE = 2**20
-# elements of each other constant that is computed with
+# Maximum number of elements of any other constant that is read for folding.
 _READ = 2**13
-# elements that are made of them
+# Maximum number of elements that are created from these.
 _GROWN = 2**18
-# elements of initializers that are compared with each other: tables of positions, one for each layer
+# Maximum number of elements of initializers that are compared with each other: tables of positions, one per layer.
 _ALIKE = 2**16
-_WIDE = (
-    # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
-    256
-)
-# each resolves what the one before made constant; the models seen settle in two or three
+# Maximum number of inputs of a node. Beyond it, merging equal initializers takes minutes, for it scans all inputs each
+# time.
+_WIDE = 256
+# Each round resolves values that the previous one made constant; models so far settle in two or three.
 _ROUNDS = 4
 
 
 class SplitTiledSlices(ir.passes.InPlacePass):
-    """Slices that tile one axis of a tensor become one Split."""
+    """Pass that replaces Slices that tile one axis of a tensor by one Split."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace such Slices in the main graph.
+
+        Returns: the model, changed in place, and whether it changed.
+        """
         tiles: dict[tuple[ir.Value, int], dict[int, tuple[int, ir.Node]]] = defaultdict(dict)
         for node in model.graph:
             if (tile := _slice_bounds(node)) is not None:
                 data, axis, start, end = tile
-                # in the graph's order
+                # This keeps the graph's order.
                 tiles[data, axis].setdefault(start, (end, node))
         modified = False
         for (data, axis), pieces in tiles.items():
@@ -93,7 +96,7 @@ class SplitTiledSlices(ir.passes.InPlacePass):
                 continue
             first = next(node for _, node in pieces.values() if node in chosen)
             lengths = ir.node("Constant", [], {"value_ints": sizes})
-            # Not ``data``: where that was a slice itself, a Split before this one has taken its place.
+            # Not ``data``: if that was a slice itself, an earlier Split has replaced it.
             split = ir.node("Split", [first.inputs[0], lengths.outputs[0]], {"axis": axis}, num_outputs=len(sizes))
             ir.convenience.replace_nodes_and_values(
                 model.graph, first, chosen, [lengths, split], [n.outputs[0] for n in chosen], split.outputs
@@ -103,7 +106,7 @@ class SplitTiledSlices(ir.passes.InPlacePass):
 
 
 def _slice_bounds(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
-    """(data, axis, start, end) of a Slice along one axis of known size with step 1; None for everything else."""
+    """Return (data, axis, start, end) of a Slice along one axis of known size with step 1; None for any other node."""
     if (
         node.op_type != "Slice"
         or node.domain != ""
@@ -128,10 +131,12 @@ def _slice_bounds(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
 
 @dataclass(frozen=True)
 class SimplifiedModel:
-    """``proto`` is the cleaned model, or the one given where that failed; ``note`` then says why, and is ""
-    otherwise.
+    """Result of `simplify`.
 
-    ``ran``: onnxruntime ran both models on samples, and they agree.
+    Attributes:
+        proto: the cleaned model, or the original one if cleaning failed.
+        note: reason for the failure; "" otherwise.
+        ran: onnxruntime ran both models on samples, and they agree.
     """
 
     proto: onnx.ModelProto
@@ -148,16 +153,18 @@ def simplify(
 ) -> SimplifiedModel:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
 
-    Kept as they are: the norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names,
-    the names of inputs, outputs and surviving tensors, initializers that are inputs too. No op outside the default
-    domain and none newer than the file's opset is written. Before opset 14 the rules are left out: constants are
-    folded, duplicates and dead ends removed.
+    These are kept: norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names, the
+    names of inputs, outputs and surviving tensors, and initializers that are also inputs. No op outside the default
+    domain or newer than the file's opset is written. Before opset 14 the rules are skipped: only constants are folded,
+    and duplicates and dead ends removed.
 
     Args:
         proto: not changed.
-        samples: inputs for ``require_equal_models``; empty: not checked.
-        resolves: whether Reshapes and Expands to computed sizes get constant ones first (`graphs.static_reshapes`).
+        samples: inputs for ``require_equal_models``; if empty, the result is not checked.
+        resolves: first give Reshapes and Expands to computed sizes constant ones (`graphs.static_reshapes`).
         progress: called with (stage, done, total).
+
+    Returns: the cleaned model; on any failure the original one with a note.
     """
     try:
         cleaned = _clean_model(proto, progress, resolves=resolves)
@@ -168,14 +175,16 @@ def simplify(
             require_equal_models(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
         restore_weights(after, untouched)
     except Exception as error:
-        # Cleaning up is a convenience: whatever goes wrong in it must not cost the user the export.
+        # Cleaning is a convenience, so no failure in it may cost the user the export.
         return SimplifiedModel(proto, f"the graph was left unsimplified: {str(error).strip() or type(error).__name__}")
     return SimplifiedModel(after, ran=bool(samples))
 
 
 class _LazyWeight(ir.LazyTensor):
-    """A large initializer of the model given, read only where a pass computes with it: renaming it here does not reach
-    that model."""
+    """Large initializer of the original model, read only if a pass computes with it.
+
+    Renaming it does not affect that model.
+    """
 
     def __init__(self, proto: onnx.TensorProto) -> None:
         self.proto = proto
@@ -192,10 +201,17 @@ def _read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
 
 
 def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """Return a model of what `storage.weight_serialization.detach_weights` gives; ``light`` is changed."""
+    """Open the result of `storage.weight_serialization.detach_weights`.
+
+    Args:
+        light: model without large weights; changed in place.
+        tensors: the large weights by name.
+
+    Returns: the model, with weights that are read on demand.
+    """
     set_weight_locations(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
     model = ir.serde.deserialize_model(light)
-    # The folding pass infers shapes node by node. Without a type it would take any tensor for a shape.
+    # The folding pass infers shapes node by node, and would treat a tensor without a type as a shape.
     kinds = {name: kind for name, (kind, _) in infer_types(light).items() if kind is not None}
     for node in model.graph:
         for value in node.outputs:
@@ -207,7 +223,10 @@ def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) 
 
 
 def serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """As a proto, with references to the weights that no pass touched, and these by the names that they have now."""
+    """Convert the model to a proto that only refers to untouched weights.
+
+    Returns: the proto, and the untouched weights by their current names.
+    """
     untouched = {
         name: v.const_value.proto
         for name, v in model.graph.initializers.items()
@@ -225,7 +244,7 @@ def serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.Te
 
 
 def restore_weights(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
-    """Put copies of the weights in the place of the references."""
+    """Replace references by copies of the weights, in place."""
     for initializer in proto.graph.initializer:
         if initializer.name in weights:
             name = initializer.name
@@ -239,7 +258,7 @@ def _clean_model(
     *,
     resolves: bool,
 ) -> ir.Model | None:
-    """Return the cleaned model; None where there was nothing to clean, so that a file keeps its bytes."""
+    """Return the cleaned model; None if nothing changed, so that the file keeps its bytes."""
     light, tensors = detach_weights(proto)
     changed = resolves and resolve_reshapes(light)
     model = open_model(light, tensors)
@@ -247,10 +266,10 @@ def _clean_model(
     imports = dict(model.opset_imports)
     draws = _draws_random_numbers(model)
     functions = dict(model.functions)
-    # out of the passes' reach
+    # The passes must not see the functions.
     model.functions.clear()
     given = {v: v.const_value for v in model.graph.inputs if v.const_value is not None}
-    # a default that the caller may override is no constant
+    # A default that the caller may override is not constant.
     for value in given:
         value.const_value = None
         model.graph.initializers.pop(str(value.name), None)
@@ -275,13 +294,13 @@ def _clean_model(
 
 
 def _draws_random_numbers(model: ir.Model) -> bool:
-    """Whether it draws random numbers: two nodes alike may then differ."""
+    """Return whether the model draws random numbers, so that two equal nodes may differ."""
     nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
     return any(n.op_type in RANDOM or (n.op_type == "Dropout" and len(n.inputs) > 2) for n in nodes)
 
 
 def _run_all_passes(model: ir.Model, draws: bool) -> bool:
-    """One round of all passes; False where nothing changed."""
+    """Run one round of all passes and return whether anything changed."""
     folded = _fold_constants(model)
     wide = any(len(node.inputs) > _WIDE for node in model.graph)
     texts = any(v.dtype == ir.DataType.STRING for v in model.graph.initializers.values())
@@ -293,7 +312,7 @@ def _run_all_passes(model: ir.Model, draws: bool) -> bool:
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.LiftSubgraphInitializersToMainGraphPass(),
-            # Strings are compared padded by zero bytes, which may be a part of them.
+            # The pass compares strings padded by zero bytes, which may also end a string.
             *([] if wide or texts else [common.DeduplicateInitializersPass(_ALIKE)]),
         )
     ]
@@ -304,10 +323,10 @@ def _run_all_passes(model: ir.Model, draws: bool) -> bool:
 
 
 def _fold_constants(model: ir.Model) -> bool:
-    """Fold constants, and infer shapes on the way. Returns: whether anything changed."""
+    """Fold constants, infer shapes on the way, and return whether anything changed."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
-            # The pass believes the shape stated behind an Identity of the tensor before it too.
+            # The pass would copy the shape declared after an Identity to the tensor before it.
             node.outputs[0].shape = None
     folder = ConstantFolder(_is_foldable, model.opset_imports.get("", 0))
     with hide_nodes([*find_misread_by_folding(model), *_protect_output_shapes(model)]):
@@ -316,7 +335,7 @@ def _fold_constants(model: ir.Model) -> bool:
 
 
 def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
-    """Identities that make an output of the graph of which another shape is stated than of their input."""
+    """Return the Identities that make an output of the graph whose declared shape differs from that of their input."""
     return [
         node
         for node in model.graph
@@ -330,13 +349,14 @@ def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
 
 
 def _is_foldable(node: ir.Node) -> bool:
-    """Whether a node on constants is folded, as far as sizes go.
+    """Return whether a node on constants is small enough to be folded.
 
-    8,192 elements may be read and 262,144 made. More for positions and masks, and for rows of a table that are fewer
-    than it has: they feed chains of such nodes. A Transpose of a weight that nothing else reads is always folded.
+    At most 8,192 elements may be read and 262,144 created. More are allowed for positions and masks, and for selections
+    that are not larger than their table, because these feed chains of such nodes. A Transpose of a weight without other
+    readers is always folded.
     """
     for value in node.inputs:
-        # the pass's list of ancestors, which grows with the square of a chain of constants
+        # The pass's list of ancestors, which grows quadratically along a chain of constants.
         if value is not None:
             value.meta.pop(FOLDED_FROM_KEY, None)
     if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
@@ -360,7 +380,7 @@ def _is_foldable(node: ir.Node) -> bool:
 
 
 def _element_count(value: ir.Value) -> int | None:
-    """Elements of a tensor of static shape."""
+    """Return the number of elements of a tensor; None if its shape is not static."""
     if value.shape is None:
         dims = None
     else:
@@ -371,20 +391,19 @@ def _element_count(value: ir.Value) -> int | None:
 
 
 def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
-    """Each node's metadata, by a tensor that it makes and by the tensor that it reads first."""
+    """Return each node's metadata, by its outputs and by its first input."""
     metadata: dict[tuple[str, str], dict[str, str]] = {}
     for node in model.graph:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
                 if value is not None and value.name and (node.metadata_props or kind == "made"):
-                    # a node of no module stays one
+                    # A node outside all modules stays so.
                     metadata.setdefault((kind, value.name), dict(node.metadata_props))
     return metadata
 
 
 def _restore_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Drop what the optimizers noted for themselves; a node that they wrote takes the metadata of the one it stands
-    for."""
+    """Drop the optimizers' own notes. A node that they wrote inherits the metadata of the one that it replaces."""
     for initializer in model.graph.initializers.values():
         initializer.metadata_props.pop(FOLDED_FROM_KEY, None)
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

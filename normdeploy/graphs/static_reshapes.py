@@ -1,10 +1,9 @@
-"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away. One
-to the shape that its input has is an Identity.
+"""Replace computed sizes of Reshape and Expand by constants, so that arithmetic on one open dim disappears.
 
-Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1
-("the rest", which is what remains where the operand is right); not both, for of an empty batch nothing tells the rest.
-Of an Expand's operand a size that is the data's own is 1. All of it holds at every size, by the polynomials of
-`normdeploy.graphs.shape_completion`.
+A Reshape or Expand to the shape of its input becomes an Identity. In a Reshape's operand, each size equal to the data's
+size in the same position becomes 0 ("unchanged"), or one other open size becomes -1 ("the rest"). Both together are not
+allowed, because an empty batch does not determine the rest. In an Expand's operand, a size equal to the data's becomes
+1. All of this holds at every size, by the polynomials of `normdeploy.graphs.shape_completion`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _OPS = frozenset({"Reshape", "Expand"})
 
 
 def resolve_reshapes(proto: onnx.ModelProto) -> bool:
-    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out.
+    """Give the Reshapes and Expands of the main graph constant operands if possible.
 
     Returns:
         Whether ``proto`` was changed.
@@ -69,7 +68,10 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
 
 
 def _keeps_shape(op: str, data: list[Size], asked: list[Size]) -> bool:
-    """Whether the operand itself asks for the shape that is there: what a file states of the result is not believed."""
+    """Return whether the operand itself asks for the data's shape.
+
+    The shape that the file declares for the result is not trusted.
+    """
     if op == "Expand":
         return len(asked) <= len(data) and all(
             n in (own, ONE) for n, own in zip(reversed(asked), reversed(data), strict=False)
@@ -89,7 +91,7 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
     copied = rest = False
     for i, n in enumerate(asked):
         number = n.constant_value
-        # a size, 0 or -1
+        # A size, 0 or -1.
         if number is not None:
             view.append(number)
         elif i < len(data) and n == data[i]:
@@ -98,7 +100,7 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
         else:
             view.append(-1)
             rest = True
-    # of no elements "the rest" is not known beside a copied size of zero
+    # Without elements, "the rest" is undefined next to a copied size of zero.
     if view.count(-1) > 1 or (rest and copied):
         return None
     return view

@@ -1,12 +1,12 @@
-"""Graphs inside a file: bodies of If, Loop and Scan, and model-local functions, each as a model of its own.
+"""Open graphs inside a file as models: bodies of If, Loop and Scan, and model-local functions.
 
-A body sees the tensors around it. As a model of its own it gets the constants among them as initializers, so that a
-norm whose epsilon or gamma lies outside is still one, and the others as inputs. Put back, it takes them from outside
+A body sees the tensors around it. As a model it gets the outer constants as initializers, so that a norm whose epsilon
+or gamma is outside is still recognized, and other outer tensors as inputs. Written back, it reads them from outside
 again.
 
-What is not written in the file is inferred, and only where it must hold: what a Loop carries keeps its shape if the
-body gives back the shape that it is given (induction over the iterations); a function's input has what all its callers
-agree on.
+Undeclared types and shapes are inferred only if they must hold. A tensor that a Loop carries keeps its shape if the
+body returns the shape that it is given (induction over the iterations). A function's input has the type and shape that
+all its callers agree on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from .dims import Dims, Type, Types
 from .proto_queries import called_functions, captured_names, value_info_type
 from .shape_inference import infer_types
 
-# element type and shape, None where unknown
-
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A graph inside a file. ``put_back`` takes the model that has become of ``model``."""
+    """Graph inside a file.
+
+    Attributes:
+        place: location that findings name.
+        model: the graph as a model.
+        put_back: writes the rewritten model into the file.
+    """
 
     place: str
     model: onnx.ModelProto
@@ -36,7 +40,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """A graph as its bodies see it: the types of its tensors, its constants and the functions of its file."""
+    """Graph as its bodies see it: the types of its tensors, its constants and its file's functions."""
 
     proto: onnx.ModelProto
     types: Types
@@ -45,8 +49,10 @@ class _Surroundings:
 
 
 def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
-    """The bodies directly inside ``proto``'s graph (theirs are found when they are opened in turn); put back into
-    ``proto`` itself."""
+    """Open the bodies directly inside the main graph; deeper ones are found by opening these.
+
+    Yields: each body as a subgraph; changes are written back into ``proto``.
+    """
     holders = [n for n in proto.graph.node if any(attribute_graphs(a) for a in n.attribute)]
     if not holders:
         return
@@ -61,7 +67,7 @@ def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
 
 
 def _constant_tensors(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """The initializers and the tensors of Constant nodes."""
+    """Return the initializers and the tensors of Constant nodes by name."""
     constants = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
         if node.op_type == "Constant" and is_standard(node):
@@ -90,6 +96,7 @@ def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str
             model.graph.input.append(make_value_info(name, *around.types[name]))
 
     def put_back(result: onnx.ModelProto) -> None:
+        """Write the result into the body, without the constants that lie outside."""
         graph = result.graph
         for field, kept in (
             ("node", graph.node),
@@ -97,7 +104,7 @@ def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str
             ("sparse_initializer", graph.sparse_initializer),
             ("value_info", graph.value_info),
         ):
-            # before the old ones go
+            # Copy them before the old ones are deleted.
             items = list(kept)
             del getattr(body, field)[:]
             getattr(body, field).extend(items)
@@ -106,7 +113,7 @@ def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str
 
 
 def _outer_names(body: onnx.GraphProto) -> list[str]:
-    """The names that a body, or one inside it, takes from around it; in order."""
+    """Return the names that a body, or one inside it, reads from outside, sorted."""
     own = {i.name for i in (*body.input, *body.initializer)} | {s.values.name for s in body.sparse_initializer}
     own |= {o for n in body.node for o in n.output}
     read = (
@@ -128,7 +135,14 @@ def _inner_names(body: onnx.GraphProto) -> Iterator[str]:
 
 
 def make_value_info(name: str, kind: int | None, dims: Dims | None) -> onnx.ValueInfoProto:
-    """The value_info of a tensor whose type or shape need not be known."""
+    """Build the value_info of a tensor.
+
+    Args:
+        kind: elem_type; None if unknown.
+        dims: None if the rank is unknown.
+
+    Returns: a value_info without a type if ``kind`` is None.
+    """
     if kind is None:
         return onnx.ValueInfoProto(name=name)
     return onnx.helper.make_tensor_value_info(name, kind, dims)
@@ -138,7 +152,7 @@ def make_value_info(name: str, kind: int | None, dims: Dims | None) -> onnx.Valu
 
 
 def _body_input_types(around: _Surroundings, node: onnx.NodeProto, body: onnx.GraphProto) -> Types:
-    """What the inputs of a body are: as stated there, else as the node's own inputs tell."""
+    """Return the types of a body's inputs: as declared there, else from the node's own inputs."""
     stated = Types({i.name: value_info_type(i) for i in body.input})
     outer = [around.types[name] for name in node.input]
     inputs = [i.name for i in body.input]
@@ -172,7 +186,7 @@ def _drop_axis(scanned: Type, axis: int) -> Type:
 def _drop_variant_shapes(
     around: _Surroundings, body: onnx.GraphProto, given: Types, carried: Mapping[str, str]
 ) -> Types:
-    """``given`` without the shapes of carried tensors that an iteration may change."""
+    """Remove from ``given`` the shapes of carried tensors that an iteration may change."""
     while any(given[name][1] is not None for name in carried):
         after = infer_types(_make_body_subgraph(around, body, "", given).model)
         changed = [n for n, out in carried.items() if given[n][1] is not None and after[out][1] != given[n][1]]

@@ -1,8 +1,8 @@
-"""Sizes of tensors as polynomials of the dims that a file leaves open: what is proved of them holds for every size.
+"""Represent sizes as polynomials of the dims that a file leaves open, so that proofs hold for every size.
 
-A dim that is named is a symbol; one that is not known, or is written as something else than a polynomial, is a symbol
-of its own and equals nothing but itself. So is a size that is no polynomial, such as the length behind a convolution
-with strides: no name that a file may write is the symbol of one. Every symbol stands for a size of 1 or more.
+A named dim is a symbol. An unknown dim, or one whose expression is not a polynomial, is a unique symbol that equals
+only itself. So is a size that is not a polynomial, such as the length after a strided convolution. Such symbols can't
+collide with a name in a file. Every symbol denotes a size of 1 or more.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-# symbols in order, repeated for powers
+# Sorted symbols, repeated for powers.
 Monomial = tuple[str, ...]
-# of a product: polynomials of sizes have a handful
+# Maximum number of terms of a product; polynomials of sizes have a handful.
 _TERMS = 2**12
-# of a term, as many as an array has axes
+# Maximum number of factors of a term, as many as an array has axes.
 _FACTORS = 64
-# begins the symbol of a size that the file has no name for
+# Prefix of symbols for sizes without a name in the file.
 UNKNOWN = "\0"
 
 
 class Size:
-    """A polynomial with whole coefficients; immutable, equal where it is the same polynomial."""
+    """Polynomial with integer coefficients; immutable, and equal if the terms are equal."""
 
     __slots__ = ("_hash", "terms")
 
@@ -33,23 +33,34 @@ class Size:
 
     @staticmethod
     def from_int(value: int | Size) -> Size:
+        """Convert a number to a constant polynomial.
+
+        Returns: the size; a Size is returned unchanged.
+        """
         if isinstance(value, Size):
             return value
         return Size({(): int(value)})
 
     @staticmethod
     def symbol(name: str) -> Size:
+        """Return the size that is one symbol."""
         return Size({(name,): 1})
 
     @staticmethod
     def opaque(of: str, *by: Any) -> Size:
-        """A size that is no polynomial: a function of ``by`` (numbers, texts and sizes), which says with ``of`` which
-        one it is."""
+        """Return a size that is not a polynomial.
+
+        Args:
+            of: name of the function that computes it.
+            by: arguments of that function: numbers, texts and sizes.
+
+        Returns: a symbol that is equal for equal arguments.
+        """
         return Size.symbol(f"{UNKNOWN}{of}{UNKNOWN}{tuple(n.terms if isinstance(n, Size) else n for n in by)!r}")
 
     @property
     def constant_value(self) -> int | None:
-        """The size, where it does not depend on a symbol."""
+        """Return the size as a number; None if it depends on a symbol."""
         if not self.terms:
             return 0
         if len(self.terms) == 1 and self.terms[0][0] == ():
@@ -58,17 +69,19 @@ class Size:
 
     @property
     def is_positive(self) -> bool:
-        """True only where it is 1 or more whatever its symbols are."""
+        """Return whether the size is provably 1 or more for all values of its symbols."""
         return self._least_value()[0] and self._least_value()[1] > 0
 
     @property
     def is_nonnegative(self) -> bool:
-        """True only where it is 0 or more whatever its symbols are."""
+        """Return whether the size is provably 0 or more for all values of its symbols."""
         return self._least_value()[0]
 
     def _least_value(self) -> tuple[bool, int]:
-        """With every symbol written as 1 + t: whether no coefficient is negative, so that the least value is at t = 0;
-        and that value."""
+        """Substitute 1 + t for every symbol.
+
+        Returns: whether no coefficient is negative, so that the minimum is at t = 0; and the value there.
+        """
         if len(self.terms) <= 1:
             if self.terms:
                 c = self.terms[0][1]
@@ -80,7 +93,7 @@ class Size:
         try:
             return self._least_value_expanded()
         except OverflowError:
-            # Too many terms to tell: nothing is said of its sign.
+            # There are too many terms to determine the sign.
             return False, 0
 
     def _least_value_expanded(self) -> tuple[bool, int]:
@@ -93,10 +106,20 @@ class Size:
         return all(c >= 0 for _, c in total.terms), dict(total.terms).get((), 0)
 
     def symbols(self) -> frozenset[str]:
+        """Return the symbols that occur.
+
+        Returns: an empty set for a number.
+        """
         return frozenset(s for m, _ in self.terms for s in m)
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Its value where the symbols have the given ones, of any type that adds and multiplies."""
+        """Compute the value for given symbols.
+
+        Args:
+            values: symbol → value of any type that adds and multiplies.
+
+        Returns: a value of that type.
+        """
         total: Any = 0
         for monomial, c in self.terms:
             product: Any = c
@@ -106,7 +129,10 @@ class Size:
         return total
 
     def substitute(self, values: Mapping[str, Size]) -> Size:
-        """The polynomial where some symbols are polynomials themselves."""
+        """Substitute polynomials for some symbols.
+
+        Returns: the resulting polynomial.
+        """
         total = Size({})
         for monomial, c in self.terms:
             product = Size({tuple(s for s in monomial if s not in values): c})
@@ -151,8 +177,10 @@ class Size:
     __rmul__ = __mul__
 
     def divide_exactly(self, other: int | Size) -> Size | None:
-        """The exact quotient by a monomial or an equal polynomial; None where there is none that holds for every
-        size."""
+        """Divide by a monomial or an equal polynomial.
+
+        Returns: the quotient; None if it is not a polynomial or ``other`` has several terms.
+        """
         other = Size.from_int(other)
         if self == other:
             return Size.from_int(1)
@@ -171,7 +199,7 @@ class Size:
             terms[tuple(rest)] = c // factor
         return Size(terms)
 
-    # of a Place, too
+    # An AxisSize equals a Size with the same terms.
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             other = Size.from_int(other)
@@ -190,7 +218,7 @@ class Size:
 
 
 def _longest_term(size: Size) -> int:
-    """Factors of the longest term."""
+    """Return the number of factors of the longest term."""
     return max((len(monomial) for monomial, _ in size.terms), default=0)
 
 
@@ -201,7 +229,7 @@ def _display_symbol(symbol: str) -> str:
 
 
 class AxisSize(Size):
-    """The size of an axis of a leaf that says which axis it is; equal to any size that is the same."""
+    """Size that records the axis of a leaf from which it comes; equal to any Size with the same terms."""
 
     __slots__ = ("label",)
 
@@ -214,7 +242,7 @@ ONE = Size.from_int(1)
 
 
 class NoPolynomial(Exception):
-    """What an op makes of sizes changes from size to size; ``op`` names it. The text is the reason."""
+    """Raised if the result of an op on sizes is not a polynomial. The text is the reason; ``op`` is the op type."""
 
     def __init__(self, reason: str, op: str) -> None:
         super().__init__(reason)
@@ -222,4 +250,11 @@ class NoPolynomial(Exception):
 
 
 def product_of_sizes(sizes: Iterable[Size]) -> Size:
+    """Multiply sizes.
+
+    Returns: the product; 1 without sizes.
+
+    Raises:
+        OverflowError: the product has too many terms.
+    """
     return reduce(operator.mul, sizes, ONE)

@@ -1,8 +1,8 @@
-"""Draws inputs at which the constants of a graph act, and inputs that are no ordinary numbers.
+"""Draw inputs at which a graph's constants take effect, and inputs that are not ordinary numbers.
 
-Normal inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they do not tell two graphs apart that differ
-there alone. `draw_threshold_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its neighbors
-in the input's type, and numbers some way below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest
+Normally distributed inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they can't distinguish graphs that
+differ only there. `draw_threshold_values` draws each threshold (`normdeploy.graphs.graph_thresholds`), its neighbors in
+the input's type, and numbers further below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest
 number.
 """
 
@@ -24,9 +24,15 @@ _LARGE = (2, 7, 127, 128, 255, 256, 2**15, 2**24 + 1, 2**31 - 1, -(2**31), 2**53
 def draw_threshold_values(
     spec: InputSpec, edges: GraphThresholds, rng: np.random.Generator, sizes: Mapping[str, int]
 ) -> np.ndarray:
-    """Draw an input of which every second element lies at, just below, just above or on either side of a threshold.
+    """Draw an input with every second element at, next to or on either side of a threshold.
 
-    A range that somebody stated is kept. Booleans and masks of attentions are drawn as always: they have no threshold.
+    A stated range is respected. Booleans and attention masks have no threshold and are drawn as usual.
+
+    Args:
+        edges: thresholds of the graph.
+        sizes: sizes of named dims; opt for a name that is missing.
+
+    Returns: an array of the input's dtype.
     """
     values = spec.sample(rng, sizes)
     if spec.mask or not values.size or values.dtype.kind in "bSOU":
@@ -39,10 +45,15 @@ def draw_threshold_values(
 
 
 def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
-    """Draw an input with −0, ±Inf, NaN and the smallest number in every eighth place, and a row of Inf.
+    """Draw an input with −0, ±Inf, NaN and the smallest number as every eighth element, and a row of Inf.
 
-    The largest number is not among them: whether its square overflows on the way is a matter of rounding. A range that
-    somebody stated holds none of them, so such an input is drawn as always; so are integers.
+    The largest number is not included: whether its square overflows depends on rounding. Integer inputs, and inputs
+    with a stated range, are drawn as usual, because they can't hold these numbers.
+
+    Args:
+        sizes: sizes of named dims; opt for a name that is missing.
+
+    Returns: an array of the input's dtype.
     """
     values = spec.sample(rng, sizes)
     if spec.range is not None or not values.size or not is_float_dtype(values.dtype):
@@ -56,7 +67,7 @@ def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mappin
 
 
 def _scatter_values(values: np.ndarray, pool: np.ndarray, rng: np.random.Generator, every: int) -> np.ndarray:
-    """Put the numbers of ``pool`` one after the other, in random order, into random places of ``values``."""
+    """Write the numbers of ``pool``, in random order, to random positions of ``values``."""
     if not pool.size:
         return values
     flat = values.reshape(-1)
@@ -67,7 +78,7 @@ def _scatter_values(values: np.ndarray, pool: np.ndarray, rng: np.random.Generat
 
 
 def _float_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.ndarray:
-    """The numbers at, next to, and some way from each threshold, in the input's own type."""
+    """Return the numbers at, next to and further from each threshold, in the input's dtype."""
     with np.errstate(all="ignore"):
         at = np.array(edges.for_input(spec.name) or (0.0,)).astype(dtype)
         near = [np.nextafter(at, np.array(side, dtype)) for side in (-np.inf, np.inf)]
@@ -81,7 +92,10 @@ def _float_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.
 
 
 def _integer_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.ndarray:
-    """The integers at and next to each threshold, and large ones where the input decides no size and no place."""
+    """Return the integers at and next to each threshold.
+
+    Large integers are added unless the input determines sizes or positions.
+    """
     low, high = (int(n) for n in (np.iinfo(dtype).min, np.iinfo(dtype).max))
     at = {math.floor(v) for v in edges.for_input(spec.name) if abs(v) < 2**53}
     wanted = {0, 1, *(v + step for v in at for step in (-1, 0, 1, 2))}

@@ -1,7 +1,7 @@
-"""Weights that lie in memory by columns, given to onnxruntime as they lie.
+"""Pass column-major weights to onnxruntime without a copy.
 
-onnxruntime reads a matrix by rows. But its FusedMatMul, like Gemm, takes the second factor transposed: x·Wᵀ of a W by
-rows is the sum that MatMul makes of the matrix Wᵀ, in the same order, and no copy is made of W.
+onnxruntime reads a matrix by rows. But FusedMatMul and Gemm accept a transposed second factor. x·Wᵀ of a row-major W
+sums the same products in the same order as MatMul does with the matrix Wᵀ.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ _FUSED = "com.microsoft"
 
 
 def transpose_column_weights(light: onnx.ModelProto, arrays: Arrays) -> dict[str, np.ndarray]:
-    """``arrays``, the initializers to which ``light`` refers, with those by columns transposed where all who read them
-    can take them so; ``light`` is changed to that."""
+    """Transpose column-major weights whose readers all accept a transposed second factor.
+
+    Args:
+        light: model that refers to the weights; its nodes are changed to match.
+        arrays: the weights by name.
+
+    Returns: name → array, transposed if the readers were changed.
+    """
     readers = _second_factor_readers(
         light, {name for name, array in arrays.items() if is_column_major(array) and array.dtype == np.float32}
     )
@@ -36,9 +42,9 @@ def transpose_column_weights(light: onnx.ModelProto, arrays: Arrays) -> dict[str
 
 
 def _second_factor_readers(light: onnx.ModelProto, wanted: set[str]) -> dict[str, list[onnx.NodeProto]]:
-    """The nodes that read each of ``wanted``, where all of them are products of which it is the second factor alone."""
+    """Return the readers of each of ``wanted`` that is only used as the second factor of products in the main graph."""
     found: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
-    # the main graph is the first
+    # The main graph comes first.
     for number, body in enumerate(iter_bodies(light) if found else ()):
         for value in (*body.input, *body.output) if isinstance(body, onnx.GraphProto) else ():
             found.pop(value.name, None)

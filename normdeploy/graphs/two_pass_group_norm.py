@@ -1,9 +1,9 @@
-"""Writes GroupNormalization as two passes over each group, for runs that must not be judged by onnxruntime's one pass.
+"""Expand GroupNormalization into two passes over each group, for references that onnxruntime's one pass would spoil.
 
-onnxruntime has no kernel for GroupNormalization: it computes E[x²] − E[x]² in float32, which loses all digits where the
-mean is large beside the spread, and may be negative. Here the mean is taken off before squares are added:
+onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32, which loses all digits if the
+mean is large compared to the spread, and may be negative. Here the mean is subtracted before squares are summed:
 
-    y = (x − E[x]) / √(E[(x − E[x])²] + epsilon) · scale + bias        E over each group, as the operator's page has it
+    y = (x − E[x]) / √(E[(x − E[x])²] + epsilon) · scale + bias        E over each group, as on the operator's page
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ GroupNormalization <num_groups, epsilon: float = 1e-5, stash_type: int = 1> (X, 
 
 
 def expand_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Copy ``proto`` with each GroupNormalization as a function of two passes; None where it holds none.
+    """Copy ``proto`` with each GroupNormalization as a function of two passes.
 
     Opset 18 scales each group and opset 21 each channel; the body takes as many factors as there are.
+
+    Returns: the copy; None if nothing is to be expanded, or below opset 18.
     """
     opset = next((entry.version for entry in proto.opset_import if not entry.domain), 0)
     if opset < _SINCE or not _group_norm_nodes(proto):
@@ -66,7 +68,7 @@ def expand_group_norms(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def _group_norm_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of GroupNormalization in all graphs and functions."""
+    """List the GroupNormalization nodes of all graphs and functions."""
     return [
         node
         for body in iter_bodies(proto)

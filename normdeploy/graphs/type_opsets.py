@@ -1,7 +1,7 @@
-"""The opset that a file's element types ask for.
+"""Raise a file's opset to one that supports its element types.
 
-Most ops got bfloat16 and the types of 8 and 4 bits long after float32 (Conv: opset 22). Which op has which type since
-when is read off onnx's own schemas. An op that has bfloat16 in no opset that runtimes load (Einsum, Celu) is computed
+Most ops gained bfloat16 and the 8- and 4-bit types long after float32 (Conv: opset 22). onnx's own schemas say which op
+supports which type since when. An op that lacks bfloat16 in every opset that runtimes load (Einsum, Celu) is computed
 in float32 between Casts.
 """
 
@@ -18,14 +18,17 @@ from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset
 from .region import RefusedError
 from .shape_inference import infer_types
 
-# The newest opset that torch's exporter writes and every release of onnxruntime since 1.25 loads.
+# Newest opset that torch's exporter writes and every onnxruntime since 1.25 loads.
 NEWEST = 25
-# Older types than bfloat16 are as old as most ops.
+# Types with a smaller number than bfloat16 are as old as most ops.
 _OLDEST_TYPE = TensorProto.BFLOAT16
 
 
 def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, which may be changed in place, at an opset that has its types, with Casts around what no opset has."""
+    """Raise the opset to one that supports the model's types, and add Casts around ops that no opset supports.
+
+    Returns: a changed copy, or ``proto``, which may be changed in place.
+    """
     types = _newer_tensor_types(proto)
     if not types:
         return proto
@@ -42,9 +45,9 @@ def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def oldest_opset_for_types(proto: onnx.ModelProto) -> int:
-    """The oldest opset, from the file's own on, in which the ops of the main graph have the types that they are given.
+    """Find the oldest opset, from the file's own on, in which the main graph's ops support their types.
 
-    Ops that no opset up to `NEWEST` allows do not count.
+    Returns: the opset; ops that no opset up to `NEWEST` supports are ignored.
     """
     opset = default_domain_opset(proto)
     types = _newer_tensor_types(proto)
@@ -54,7 +57,7 @@ def oldest_opset_for_types(proto: onnx.ModelProto) -> int:
 
 
 def _newer_tensor_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Tensor -> its element type, of those that are bfloat16 or younger."""
+    """Return tensor → elem_type, for bfloat16 and newer types only."""
     stated = [v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)]
     stated += [t.data_type for t in proto.graph.initializer]
     stated += [a.i for n in proto.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"]
@@ -64,7 +67,7 @@ def _newer_tensor_types(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _oldest_opset_for_node(node: onnx.NodeProto, types: Mapping[str, int], opset: int) -> int | None:
-    """The oldest opset from ``opset`` on in which a node may have its types; None where there is none."""
+    """Return the oldest opset from ``opset`` on in which a node supports its types; None if there is none."""
     given = _onnx_type_names(node.input, types)
     made = _onnx_type_names(node.output, types)
     if not is_standard(node) or not (any(given) or any(made)):
@@ -73,7 +76,7 @@ def _oldest_opset_for_node(node: onnx.NodeProto, types: Mapping[str, int], opset
 
 
 def _onnx_type_names(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
-    """The types in ONNX's words, "" where an older type stands."""
+    """Return ONNX's names of the types, "" for an older type."""
     return tuple(f"tensor({TensorProto.DataType.Name(types[name]).lower()})" if name in types else "" for name in names)
 
 
@@ -94,7 +97,7 @@ def _schema_allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str,
 
 
 def _cast_around_ops(proto: onnx.ModelProto, types: Mapping[str, int]) -> None:
-    """Compute in float32 what has bfloat16 in no opset, in place."""
+    """Compute ops that lack bfloat16 in every opset in float32, in place."""
     opset = default_domain_opset(proto)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:

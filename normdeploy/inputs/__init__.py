@@ -1,1 +1,1 @@
-"""Sizes and values that the inputs of an ONNX file take."""
+"""Sizes and values for the inputs of an ONNX file."""

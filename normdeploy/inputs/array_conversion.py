@@ -1,5 +1,7 @@
-"""numpy ↔ torch, bfloat16 included (numpy knows it through ml_dtypes, torch.from_numpy does not), and the check of what
-is fed."""
+"""Convert arrays between numpy and torch, and check the arrays that a model is fed.
+
+bfloat16 is included: numpy knows it through ml_dtypes, but ``torch.from_numpy`` rejects it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from ..errors import InputError
 from ..model import InputSpec
 from ..types import Arrays
 
-# onnxruntime's runner needs ``check_names`` alone
+# onnxruntime's runner imports ``check_names`` and must not load torch.
 if TYPE_CHECKING:
     import torch
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
-    """A copy of ``array`` as a tensor on the CPU."""
+    """Copy ``array`` into a tensor on the CPU.
+
+    Returns: a contiguous tensor of the same dtype, bfloat16 included.
+    """
     import torch
 
     own = np.array(array, copy=True, order="C")
@@ -29,7 +34,11 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(value: torch.Tensor | float) -> np.ndarray:
-    """A copy of ``value`` (a Python number is a scalar of numpy's own type for it: int64, float64, bool)."""
+    """Copy ``value`` into an array.
+
+    Returns:
+        An array of the same dtype. A Python number becomes a scalar of numpy's type for it: int64, float64 or bool.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -41,12 +50,17 @@ def to_numpy(value: torch.Tensor | float) -> np.ndarray:
 
 
 def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
-    """
+    """Check that exactly the model's inputs are fed.
+
+    Args:
+        runner: name of the runner, for messages.
+        wanted: the model's inputs.
+
     Raises:
-        InputError: an input is missing, or one is given that the model does not have.
+        InputError: an input is missing, or the model does not have it.
     """
     missing = [name for name in wanted if name not in feeds]
-    # A search in a list for each of thousands of inputs takes the time of their square.
+    # With thousands of inputs, list lookups would take quadratic time.
     known = frozenset(wanted)
     unknown = [name for name in feeds if name not in known]
     if missing or unknown:
@@ -58,25 +72,26 @@ def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
 
 
 def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
-    """Say how an array of the shape ``given`` becomes one of the shape ``wanted``.
+    """Suggest how to turn an array of shape ``given`` into one of shape ``wanted``.
 
     Args:
         name: the input.
-        wanted: sizes; a name or None is a dim of any size.
+        wanted: sizes; a name or None matches any size.
         given: sizes of the array.
 
     Returns:
-        The part of an error message behind the semicolon. It names an expression of numpy where one moves or adds a
-        dim that fits, for example "the channels are last: x.transpose(0, 3, 1, 2)".
+        The end of an error message. It gives a numpy expression if moving or adding one dim makes the shape fit, for
+        example "the channels are last: x.transpose(0, 3, 1, 2)". Otherwise "reshape it".
     """
 
     def is_broadcastable(shape: Sequence[int]) -> bool:
+        """Return whether ``shape`` has the rank and the fixed sizes of ``wanted``."""
         if len(shape) != len(wanted):
             return False
         return all(not isinstance(want, int) or want == size for want, size in zip(wanted, shape, strict=True))
 
     rank = len(given)
-    # Only images have channels; a row of features that was transposed has rank 2.
+    # Only images have channels; a transposed row of features has rank 2.
     if rank > 2:
         channels_first = (0, rank - 1, *range(1, rank - 1))
         channels_last = (0, *range(2, rank), 1)
@@ -89,9 +104,13 @@ def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequen
 
 
 def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None:
-    """
+    """Check names, dtypes and shapes of the arrays that a model is fed.
+
+    Args:
+        runner: name of the runner, for messages.
+
     Raises:
-        InputError: the names, dtypes, ranks or static sizes differ from those of ``inputs``.
+        InputError: a name, dtype, rank or static size differs from ``inputs``.
     """
     check_names(runner, feeds, [spec.name for spec in inputs])
     for spec in inputs:

@@ -1,9 +1,8 @@
-"""Samples of the user's for the rules that he gives: an .npz file, a folder of these, or a Hugging Face dataset on
-disk.
+"""Read the user's samples: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.
 
-Each array holds one input of many samples, along its first axis; a column of a dataset one value a sample. They are
-given to the model in batches of its usual size. One more holds the labels, where they are named; all others are left
-alone. Nothing in them is executed.
+Each array holds one input of many samples, along its first axis. Each column of a Hugging Face dataset holds one value
+per sample. The model gets them in batches of its usual size. One more array or column holds the labels, if the user
+names it; all others are ignored. No code in the files is executed.
 """
 
 from __future__ import annotations
@@ -24,20 +23,24 @@ from ..storage.npz_files import read_npz
 from .array_conversion import check_feeds
 from .input_cases import DATASET, InputCase
 
-# what save_to_disk leaves in its folder
+# Files that save_to_disk writes into its folder.
 _HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
 def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
-    """One case for each batch; arrays are read when a case is made.
+    """Split a dataset into batches, one input case each.
+
+    Arrays are read when a case is made.
 
     Args:
-        labels: the array or column of labels, whole numbers [samples]; None: samples have none.
+        labels: array or column of labels, whole numbers of shape [samples]; None if the samples have none.
+
+    Returns: the cases, in the order of the samples; files of a folder in the order of their names.
 
     Raises:
-        InputError: there is no such file, it is of no known kind, lacks an input of the model or the labels, or a
-            sample or its label does not fit.
-        RuntimeUnavailable: a Hugging Face dataset where the library ``datasets`` is not installed.
+        InputError: the file is missing or unrecognized, or lacks an input of the model or the labels; or a sample or
+            its label does not fit.
+        RuntimeUnavailable: this is a Hugging Face dataset and the library ``datasets`` is not installed.
     """
     place = Path(path)
     name = repr(os.fspath(path))
@@ -47,7 +50,7 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
         raise InputError(
             f"the labels {labels!r} are an input of the model; name the array or column that holds the right classes"
         )
-    # one file at a time is in memory, for all of its batches
+    # Keep one file at a time in memory, for all of its batches.
     read = lru_cache(maxsize=1)(read_npz)
     if place.is_dir():
         if any((place / file).is_file() for file in _HUGGINGFACE):
@@ -71,10 +74,17 @@ def _open_npz(
 def batch_cases(
     name: str, read: Callable[[], Mapping[str, np.ndarray]], model: ModelSignature, labels: str | None = None
 ) -> list[InputCase]:
-    """One case for each batch of the arrays that ``read`` gives: name -> [samples, ...].
+    """Split arrays into batches, one input case each.
+
+    Args:
+        name: of the dataset, for messages and the cases' names.
+        read: returns the arrays by name, each [samples, ...]; called again for each batch.
+        labels: as in `open_dataset`.
+
+    Returns: the cases, in the order of the samples.
 
     Raises:
-        InputError: as `open_dataset`.
+        InputError: as in `open_dataset`.
     """
     arrays = _select_inputs(name, read(), model)
     counts = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
@@ -92,6 +102,7 @@ def batch_cases(
         classes = _check_labels(name, labels, read()[labels], count)
 
     def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        """Return a function that reads the samples [start, stop)."""
         return lambda: _select_inputs(
             name, {key: columns[start:stop] for key, columns in read().items() if key in counts}, model
         )
@@ -104,10 +115,10 @@ def batch_cases(
 
 
 def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarray:
-    """The labels of ``count`` samples as int64 [samples].
+    """Return the labels of ``count`` samples as int64 [samples].
 
     Raises:
-        InputError: they are no whole numbers, of another shape or of another number.
+        InputError: they are not whole numbers, not one-dimensional, or not ``count`` many.
     """
     if value.dtype.kind not in "iu":
         raise InputError(
@@ -140,12 +151,15 @@ def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature)
 
 
 def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
-    """``value`` in the input's type: integers of any size, and floating numbers of any precision, as datasets hold
-    them."""
+    """Convert ``value`` to the input's type.
+
+    Datasets hold integers of any size and floats of any precision. An integer input takes only values that it can hold
+    exactly.
+    """
     wanted = np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
     if value.dtype == wanted:
         return value
-    # .npy files can't name it
+    # .npy files store bfloat16 as raw bytes, "V2".
     if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":
         return value.view(ml_dtypes.bfloat16)
     if wanted.kind in "iub":
@@ -165,7 +179,10 @@ def _is_lossless(wanted: np.dtype, value: np.ndarray) -> bool:
 
 
 def _batch_ranges(name: str, count: int, model: ModelSignature) -> list[tuple[int, int]]:
-    """Where each batch begins and ends: of the usual size of the first input's first dim."""
+    """Compute the (start, stop) of each batch.
+
+    A batch has the usual size of the first input's first dim. The last batch may be smaller if that dim is dynamic.
+    """
     first = model.inputs[0].shape[:1]
     if not first:
         raise InputError(
@@ -184,6 +201,7 @@ def _make_batch_case(
     name: str, model: ModelSignature, make: Callable[[], dict[str, np.ndarray]], labels: np.ndarray | None
 ) -> InputCase:
     def make_checked_feeds() -> dict[str, np.ndarray]:
+        """Read the batch and check it against the model's inputs."""
         feeds = make()
         check_feeds(f"the dataset, {name}", feeds, model.inputs)
         return feeds
@@ -224,6 +242,7 @@ def _open_huggingface(place: Path, model: ModelSignature, labels: str | None) ->
     held = held.select_columns(wanted).with_format("numpy")
 
     def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        """Return a function that reads the samples [start, stop)."""
         return lambda: _select_inputs(
             place.name,
             {name: _stack_column(place.name, name, column) for name, column in held[start:stop].items()},

@@ -1,11 +1,11 @@
-"""Decides which sizes and values the inputs of an ONNX file take: stated by the user, recorded, or guessed.
+"""Determine sizes and values of an ONNX file's inputs: stated by the user, recorded, or guessed.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]    sizes and values, as `normdeploy.loading.input_request` reads them
     NAME=LOW:HIGH                           values alone, half-open for integers
     NAME=VALUE                              one value
     NAME=FILE.npy, NAME=FILE.npz            the range of the values in the file
 
-An .npz file holds one array, or one of the input's name.
+An .npz file must hold a single array, or one with the input's name.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from ..loading.input_request import InputRequest
 
 _FILES = (".npy", ".npz")
-# A dim with a range holds = as well, but only inside brackets.
+# A dim with a range contains = too, but only inside brackets.
 _VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
 _HOW = "NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
 
 
 @dataclass(frozen=True)
 class InputValueRange:
-    """The values that one input takes, without its sizes.
+    """Values of one input, without its sizes.
 
-    ``range`` is as in `InputSpec`. ``array`` is what a file holds, None where a range was written.
+    Attributes:
+        range: as in `InputSpec`.
+        array: contents of the file that the range was read from; None if the range was written out.
     """
 
     name: str
@@ -50,13 +52,14 @@ def parse_input_values(texts: Sequence[str], names: Collection[str]) -> tuple[di
     """Read those of ``texts`` that state values alone, such as ``sr=16000``.
 
     Args:
-        names: the inputs of the file. A name may hold any character, ``=`` too.
+        names: inputs of the file. A name may contain any character, ``=`` too.
 
     Returns:
-        Input name -> its values; and the other texts.
+        Input name to its values, and the texts that state sizes.
 
     Raises:
-        InputError: a value can't be read, or an input is stated twice.
+        InputError: a value can't be read, an input is unknown or stated twice, or a text states neither sizes nor
+            values.
     """
     values: dict[str, InputValueRange] = {}
     others = []
@@ -94,7 +97,7 @@ def _parse_values(name: str, rest: str, text: str) -> InputValueRange:
 
 
 def _single_value_range(value: float) -> tuple[float, float]:
-    """The range that holds one value: half-open for integers, a single point for floats."""
+    """Return the range that holds one value: half-open for integers, a single point for floats."""
     if isinstance(value, int):
         return (value, value + 1)
     return (value, value)
@@ -123,9 +126,11 @@ def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class FileInputs:
-    """The inputs of a file, and what nobody says of them.
+    """Inputs of a file, with their unstated sizes and values.
 
-    ``guessed``: dims whose sizes are guessed; ``open``: integer inputs whose values are.
+    Attributes:
+        guessed: dims whose sizes are guessed.
+        open: integer inputs without a stated or recorded range.
     """
 
     specs: tuple[InputSpec, ...]
@@ -143,13 +148,16 @@ def describe_file_inputs(
     """Describe the inputs of a file.
 
     Args:
-        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name; "ids=0:30522": its values.
-        dims: "batch=1:8:64": the range of a named dim.
+        inputs: "ids:int64[batch,seq]{0:30522}" states sizes and values of the input ids; "ids=0:30522" its values
+            alone.
+        dims: "batch=1:8:64" states the range of a named dim.
         label: the file's name in messages.
-        known: the inputs as described so far. None takes what `normdeploy.export` recorded in the file.
+        known: the inputs as described so far. None reads the description that `normdeploy.export` recorded in the file.
+
+    Returns: the inputs in the file's order, with the guessed dims and the integer inputs of unknown range.
 
     Raises:
-        InputError: what is said of an input or dim fits none, or one is no tensor of numbers.
+        InputError: a stated input or dim does not exist or does not fit, or an input is not a tensor of numbers.
     """
     stated = declared_inputs(proto.graph)
     if known is None:
@@ -160,7 +168,7 @@ def describe_file_inputs(
     every |= named_dims_of(described.values()).keys()
     names = [item.name for item in stated]
     values, others = parse_input_values(inputs, names)
-    # The package of this module imports torch, which the verbs on ONNX files do without.
+    # That package imports torch, which the verbs on ONNX files do without.
     from ..loading.input_request import parse_input_request
 
     wishes = parse_input_request(others, dims, names, every)
@@ -170,10 +178,10 @@ def describe_file_inputs(
 
 
 def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[float, float]:
-    """The range of ``values`` for an input of this type.
+    """Return the range of ``values`` for an input of type ``dtype``.
 
     Raises:
-        InputError: an integer input can't take them.
+        InputError: the input holds integers, and the values are not integers or out of its range.
     """
     kind = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
     if kind.kind not in "iu":
@@ -199,7 +207,10 @@ def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[floa
 
 
 def read_recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
-    """What ``export`` recorded; {} where it did not, or another version did."""
+    """Read the inputs that ``export`` recorded in the file.
+
+    Returns: input name to its description; {} if nothing was recorded, or by an incompatible version.
+    """
     try:
         return {spec.name: spec for spec in read_record(proto).get("inputs", ())}
     except GraphError:

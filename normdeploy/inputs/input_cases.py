@@ -1,4 +1,4 @@
-"""The inputs on which a model is compared with what was made of it."""
+"""Build the input cases on which a model is compared with the file made from it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from ..model import Dim, InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
 from .array_conversion import check_feeds
 
-# kinds of cases
+# Kinds of cases.
 EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"
 NONFINITE = frozenset({NAN, INFINITE})
-# a mask hides a whole row
+# Kind of the case whose mask hides a whole row.
 HIDDEN = "hidden"
-# kind of the samples of the user, for rules of his own
+# Kind of a user's samples, which the user's own rules judge.
 DATASET = "dataset"
-# the user's own inputs, which are run whatever they take
+# Kinds of a user's own inputs; they are run at any cost.
 OWN_KINDS = frozenset({"given", DATASET})
-# where eager may leave its type's range, and what is made of the model as well
+# Kinds for which both PyTorch and the file may leave the range of their type.
 LENIENT = NONFINITE | {EXTREME}
-# scale at which an epsilon of 1e-5 outweighs the variance
+# Scale at which an epsilon of 1e-5 outweighs the variance.
 SMALL = 1e-4
-# At 1e-4 the bias of a norm is all that half precision keeps of its output. At 1e-2 the variance and an epsilon of 1e-5
-# to 1e-3 are of one size, so that another epsilon moves the output itself.
+# At 1e-4, half precision keeps only the bias of a norm in its output. At 1e-2, the variance is about as large as an
+# epsilon of 1e-5 to 1e-3, so another epsilon changes the output itself.
 SMALL_IN_HALF = 1e-2
-# times the input elements at the opt sizes
+# Cases may have this many times the input elements that the opt sizes have.
 _AFFORDABLE = 8
-# input elements
+# Cases may always have this many input elements.
 _ALWAYS = 1024
-# dims of which each is tried at its maximum by itself
+# At most this many dims are tried at their maximum one by one.
 _MOST_ALONE = 64
 
 
 @dataclass(frozen=True)
 class InputCase:
-    """One input of the comparison.
+    """One input case of the comparison.
 
-    ``kind``: "random", "small", "zeros", HIDDEN, "given", or one of LENIENT. ``promised``: its sizes are ones that the
-    model was said to take.
-    ``sizes``: of the named dims, where they are known. ``labels``: of a dataset's samples, int64 [samples]; None where
-    there are none.
+    Attributes:
+        kind: "random", "small", "zeros", HIDDEN, "given", DATASET, or one of LENIENT.
+        make: returns input name to array.
+        promised: the model was stated to take these sizes.
+        sizes: of the named dims, if they are known.
+        labels: of a dataset's samples, int64 [samples]; None if there are none.
     """
 
     name: str
@@ -60,7 +62,7 @@ class InputCase:
 
 @dataclass(frozen=True)
 class NamedInputs:
-    """One of the user's inputs, and what it is called."""
+    """One set of the user's inputs, with a name for messages."""
 
     name: str
     feeds: Mapping[str, np.ndarray]
@@ -71,10 +73,15 @@ Inputs = Feeds | Sequence[Feeds]
 
 
 def read_inputs(inputs: Inputs) -> list[NamedInputs]:
-    """The user's inputs, .npz files read.
+    """Read the user's inputs, .npz files too.
+
+    Args:
+        inputs: one set of inputs or several, each as arrays by input name or as the path of an .npz file.
+
+    Returns: each set with its name: the path, or "given input" and its position.
 
     Raises:
-        InputError: there is no such file, or it is no .npz of arrays.
+        InputError: a file is missing or is not an .npz of arrays.
     """
     cases = []
     for number, feeds in enumerate(
@@ -87,24 +94,31 @@ def read_inputs(inputs: Inputs) -> list[NamedInputs]:
 
 
 def cases_from_inputs(inputs: Inputs) -> list[InputCase]:
-    """The user's own inputs, as they are."""
+    """Build one case for each set of the user's inputs, without checks.
+
+    Returns: cases of the kind "given".
+    """
     return [_make_case(one.name, dict(one.feeds)) for one in read_inputs(inputs)]
 
 
 def check_user_cases(
     model: ModelSignature, inputs: Iterable[NamedInputs], also: Mapping[str, Collection[np.dtype]]
 ) -> list[InputCase]:
-    """The user's own inputs, checked before anything is run on them.
+    """Build one case for each set of the user's inputs, and check it before anything is run on it.
 
     Args:
-        also: input -> half types in which a file takes it; such arrays are widened to the model's type, which is exact.
+        also: for each input, half-precision types in which a file takes it. Such arrays are widened to the model's
+            type, which is exact.
+
+    Returns: cases of the kind "given".
 
     Raises:
-        InputError: an input is missing or unknown, or has another dtype, rank, static size, or two sizes for one dim;
-            or all are empty.
+        InputError: an input is missing or unknown, has another dtype, rank or static size, or gives one dim two sizes;
+            or all inputs are empty.
     """
 
     def make_checked_case(name: str, feeds: dict[str, np.ndarray]) -> InputCase:
+        """Check one set of inputs and return its case."""
         check_feeds(name, feeds, model.inputs)
         if feeds and not any(value.size for value in feeds.values()):
             raise InputError(f"{name}: no input has an element, so there is nothing to compare on; give larger ones")
@@ -127,7 +141,7 @@ def _make_case(name: str, feeds: dict[str, np.ndarray]) -> InputCase:
 def _convert_input(value: np.ndarray, wanted: np.dtype | None, also: Collection[np.dtype]) -> np.ndarray:
     value = np.asarray(value)
     value = value.astype(value.dtype.newbyteorder("="), copy=False)
-    # .npy files can't name it
+    # .npy files store bfloat16 as raw bytes, "V2".
     if value.dtype.str[1:] == "V2" and bfloat16 in (wanted, *also):
         value = value.view(bfloat16)
     if wanted is not None and value.dtype in also:
@@ -147,12 +161,17 @@ def _require_consistent_dims(case: str, feeds: Mapping[str, np.ndarray], specs: 
 
 
 def generate_cases(model: ModelSignature, seeds: int, most: int | None = None) -> tuple[list[InputCase], list[str]]:
-    """Random, small and all-zero inputs at the sizes that ``model``'s dims may take, and a note for each size left out.
+    """Build random, small, all-zero and hidden-row cases for the sizes that the model's dims may take.
 
-    Several seeds at the opt sizes; the min sizes (where a broadcast hides a wrong axis), an odd one (where a kernel's
-    blocks do not divide it) and the max sizes, these as far as they cost no more than 8 times the opt sizes: all dims
-    at once, or else each dim with the others at their min. ``most``: input elements of a case, in place of 8 times the
-    opt sizes.
+    There are several seeds at the opt sizes. One case each has the min sizes, at which a broadcast hides a wrong axis,
+    and odd sizes, which a kernel's blocks do not divide. Max sizes are run if they cost no more than 8 times the opt
+    sizes: all dims at once, or else each dim with the others at their min.
+
+    Args:
+        seeds: number of random cases at the opt sizes.
+        most: maximum number of input elements of a case with max sizes; None for 8 times the opt sizes.
+
+    Returns: the cases, and a note for each combination of sizes left out.
     """
     dims = model.named_dims
     opt = {name: d.opt for name, d in dims.items()}
@@ -178,7 +197,10 @@ def generate_cases(model: ModelSignature, seeds: int, most: int | None = None) -
 
 
 def small_value_cases(model: ModelSignature, seed: int, scale: float) -> list[InputCase]:
-    """Return the case of floating inputs around ``scale``; none where the model has no floating input."""
+    """Build the case whose floating inputs are scaled by ``scale``.
+
+    Returns: one case; [] if the model has no floating input.
+    """
     if not any(is_floating_input(spec) for spec in model.inputs):
         return []
     opt = model.usual_sizes
@@ -190,10 +212,13 @@ def small_value_cases(model: ModelSignature, seed: int, scale: float) -> list[In
 
 
 def _hidden_row_case(model: ModelSignature, opt: Mapping[str, int], seed: int, name: str) -> InputCase:
-    """A mask that hides whole rows, which no other case has: the first one, where there are several, as a batch filled
-    up has it."""
+    """Build the case whose mask hides whole rows: the first row, as in a batch that was padded with empty texts.
+
+    No other case has a hidden row.
+    """
 
     def make_feeds() -> dict[str, np.ndarray]:
+        """Draw the inputs and clear the first row of the mask."""
         feeds = model.samples(seed, opt)
         feeds[name].reshape(-1, feeds[name].shape[-1])[:1] = 0
         return feeds
@@ -213,8 +238,13 @@ def _random_case(model: ModelSignature, sizes: dict[str, int], seed: int, promis
 
 @dataclass(frozen=True)
 class AffordableSizes:
-    """``kept``: the largest sizes that are affordable, ``left_out``: what is not, in words; ``limit``: in input
-    elements."""
+    """Largest sizes that a comparison can afford.
+
+    Attributes:
+        kept: largest affordable sizes of the named dims, one dict per case.
+        left_out: notes on the sizes that are not run.
+        limit: maximum number of input elements of a case.
+    """
 
     kept: list[dict[str, int]]
     left_out: list[str]
@@ -222,8 +252,15 @@ class AffordableSizes:
 
 
 def find_largest_sizes(model: ModelSignature, most: int | None = None) -> AffordableSizes:
-    """The max sizes of all dims at once where that costs no more than ``most`` input elements, else of each dim, others
-    at min."""
+    """Find the largest sizes at which the comparison is affordable.
+
+    Args:
+        most: maximum number of input elements of a case; None for 8 times the opt sizes, and at least 1024.
+
+    Returns:
+        The max sizes of all dims at once if they are affordable. Otherwise one set of sizes for each of the first 64
+        dims: this dim at its max, the others at their min.
+    """
     dims = model.named_dims
     if most is None:
         limit = max(_ALWAYS, _AFFORDABLE * count_elements(model, {name: d.opt for name, d in dims.items()}))
@@ -233,7 +270,7 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
     if count_elements(model, every) <= limit:
         return AffordableSizes([every], [], limit)
     low = {name: d.min for name, d in dims.items()}
-    # A plan for each dim holds every dim: of many they would take the time and memory of their square.
+    # A plan for each dim holds every dim, so many dims would take quadratic time and memory.
     single = [low | {name: d.max} for name, d in islice(dims.items(), _MOST_ALONE)]
     kept = [sizes for sizes in single if count_elements(model, sizes) <= limit]
     left_out = [every, *(sizes for sizes in single if sizes not in kept and sizes != every)]
@@ -246,12 +283,18 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
 
 
 def count_elements(model: ModelSignature, sizes: Mapping[str, int]) -> int:
+    """Count the elements of all inputs at these sizes.
+
+    Returns: the sum over the inputs.
+    """
     return sum(prod(spec.concrete_shape(sizes)) for spec in model.inputs)
 
 
 def _odd_size(dim: Dim) -> int:
-    """An odd size of the dim that is none of its three, as near to the middle of its lower half as there is; its opt
-    where none is."""
+    """Return an odd size near the middle between min and opt that differs from min, opt and max.
+
+    Returns: opt if none exists.
+    """
     middle = (dim.min + dim.opt) // 2
     span = max(middle - dim.min, dim.max - middle)
     near = (size for step in range(span + 1) for size in (middle + step, middle - step))
@@ -259,6 +302,7 @@ def _odd_size(dim: Dim) -> int:
 
 
 def is_floating_input(spec: InputSpec) -> bool:
+    """Return whether the input holds floats, bfloat16 included."""
     return spec.dtype.startswith(("float", "bfloat"))
 
 
@@ -270,7 +314,10 @@ def _scale_feeds(feeds: dict[str, np.ndarray], factor: float) -> dict[str, np.nd
 
 
 def zero_values(spec: InputSpec) -> np.ndarray:
-    """Zeros, or the value nearest to zero that the input may take; of a mask ones."""
+    """Return the values of an input that are nearest to zero.
+
+    Returns: zeros, or the number nearest to zero in the input's range; ones for a mask.
+    """
     sample = spec.sample(np.random.default_rng(0))
     low, high = spec.range or (0, 1)
     if spec.mask:
@@ -283,10 +330,18 @@ def zero_values(spec: InputSpec) -> np.ndarray:
 
 
 def describe_sizes(sizes: Mapping[str, int]) -> str:
+    """Format sizes as the end of a case's name.
+
+    Returns: ", batch=8, seq=16", for example; "" if there are none.
+    """
     if sizes:
         return f", {join_sizes(sizes)}"
     return ""
 
 
 def join_sizes(sizes: Mapping[str, int]) -> str:
+    """Format sizes as a list.
+
+    Returns: "batch=8, seq=16", for example.
+    """
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

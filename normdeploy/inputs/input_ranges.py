@@ -1,5 +1,7 @@
-"""Which sizes and values the inputs of an ONNX file take: what the user states, what the file recorded, and what its
-tables say."""
+"""Determine sizes and values to record for an ONNX file's inputs.
+
+They come from the user, from the file's record, and from the tables that the inputs index.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,25 @@ _MAX_SIZE = 2**31 - 1
 def resolve_input_ranges(
     proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], list[str]]:
-    """The inputs of the file with the ranges that the user states, and notes; as ``recorded`` where none is stated.
+    """Combine the user's ranges with the recorded ones and with the bounds that the file's tables imply.
 
-    A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dynamic_dims``
-    writes that).
+    A dim without a name gets one from its input and axis, ``x_0``; ``name_dynamic_dims`` writes these names.
 
     Args:
-        dims: ``batch=1:8:64`` (min:opt:max).
+        recorded: inputs as the file's record describes them; returned unchanged if ``dims`` is empty.
+        dims: ranges such as ``batch=1:8:64`` (min:opt:max).
+
+    Returns:
+        The inputs in the file's order, and notes for the user.
 
     Raises:
-        InputError: a range can't be read, belongs to no dim, contradicts a table, or another dim has none.
+        InputError: a range can't be read, belongs to no dim or exceeds a table; or another dim has no range.
     """
     stated = _parse_dims(dims)
     limits = find_index_bounds(proto)
     if not stated:
         return tuple(recorded), list(_table_hints(proto, recorded, limits))
-    # each is as long as its terms together
+    # Their sizes follow from those of their terms.
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = named_dims_of(recorded)
     terms = [
@@ -117,7 +122,7 @@ def _dim_from_size(d: int | str, taken: Mapping[str, Dim]) -> Dim:
 
 
 def name_dynamic_dims(proto: onnx.ModelProto) -> None:
-    """Give the inputs' dynamic dims without a name those by which ``resolve_input_ranges`` calls them."""
+    """Name the inputs' unnamed dynamic dims in place, as ``resolve_input_ranges`` calls them: ``x_0``."""
     for value in proto.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
@@ -135,7 +140,7 @@ def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int |
 
 
 def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: IndexBounds) -> Iterator[str]:
-    """Where the file's tables go further than its record."""
+    """Yield a note for each dim whose table has more rows than the record allows."""
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = named_dims_of(recorded)
     for name, most in limits.sizes.items():

@@ -1,1 +1,1 @@
-"""onnxruntime sessions, and the child process that tries a risky one first."""
+"""onnxruntime sessions, with a child process that tries risky ones first."""

@@ -1,4 +1,4 @@
-"""Starts processes of this package. Libraries that may abort run in them."""
+"""Start modules of this package in child processes, for libraries that may abort."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[2]
-# Where this variable is set, each session of onnxruntime is opened and run in a child first, whatever the file states.
+# If this variable is set, each onnxruntime session is first opened and run in a child, whatever the file contains.
 REHEARSE_ALL = "NORMDEPLOY_REHEARSE_ALL"
 
 
 def module_command(module: str) -> tuple[str, ...]:
-    """What runs a module of this package; -P: a file of the working directory is never imported."""
+    """Return the command line that runs a module of this package.
+
+    Returns: the arguments. -P keeps Python from importing files of the working directory.
+    """
     return sys.executable, "-P", "-m", module
 
 
 def child_environment() -> dict[str, str]:
-    """The environment in which a child finds the very package that runs here, installed or not."""
+    """Return environment variables with which a child imports this very copy of the package, installed or not.
+
+    Returns: the current environment with this package's folder first in PYTHONPATH.
+    """
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(_HERE), os.environ.get("PYTHONPATH")]))}

@@ -1,9 +1,10 @@
-"""Finds the nodes at which onnxruntime may end its process, without an error that Python could catch.
+"""Find nodes at which onnxruntime may end its process, without an error that Python could catch.
 
-onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the process ends:
-with SIGFPE at an integer division whose result does not fit, a frame of no samples, and no groups, heads or parts;
-with SIGSEGV or SIGABRT at a batch dim below 0, at a sparse constant in a function and, in some ops, at tensors without
-an element.
+onnxruntime 1.31 checks divisors for 0 and indices for their range. Other cases are unchecked and end the process:
+
+- SIGFPE: an integer division whose result does not fit, an STFT frame without samples, and zero groups, heads or parts.
+- SIGSEGV or SIGABRT: a negative number of batch dims, a sparse constant in a function and, in some ops, a tensor
+  without elements.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ..storage.onnx_domains import is_standard, qualified_op
 from ..storage.proto_traversal import attribute_value, iter_subgraphs, nodes_with_bodies
 
 _WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
-# Ops of other domains than ONNX's are written with the domain.
-# A count of 0 divides by 0, in each kernel of these ops.
+# Ops outside ONNX's domain carry their domain.
+# Each kernel of these ops divides by these attributes.
 _COUNTS = {
     "Attention": ("q_num_heads", "kv_num_heads"),
     "ConvTranspose": ("group",),
     "com.microsoft.GroupQueryAttention": ("num_heads", "kv_num_heads"),
     "com.microsoft.SparseAttention": ("num_heads", "kv_num_heads"),
 }
-# Counts of Microsoft's ops are cut to 32 bits, and a block whose square is 0 in 64 bits divides by it.
+# Microsoft's ops truncate counts to 32 bits. Block sizes are squared in 64 bits, and a square of 0 becomes a divisor.
 _CUT = 2**32
 _BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
-# These end the process where a tensor that they read has no element.
+# These end the process if a tensor that they read has no element.
 _NEED_ELEMENTS = frozenset(
     {
         "Attention",
@@ -56,7 +57,7 @@ _NEED_ELEMENTS = frozenset(
         "com.microsoft.SkipSimplifiedLayerNormalization",
     }
 )
-# These read the size of a dim that an input of fewer dims lacks: the places of such inputs, and the fewest dims.
+# For each input position, the fewest dims. These ops read a dim's size without checking that the input has that dim.
 _LEAST_RANKS = {
     "AffineGrid": {1: 1},
     "Attention": {4: 3, 5: 3},
@@ -67,7 +68,7 @@ _LEAST_RANKS = {
     "com.microsoft.CropAndResize": {0: 4, 1: 2, 2: 1},
     "com.microsoft.QMoE": {2: 3, 5: 3},
 }
-# What these make may have no element, whatever they read.
+# The outputs of these may have no element, whatever their inputs.
 _MAY_BE_EMPTY = frozenset({"Compress", "NonMaxSuppression", "NonZero"})
 _SIZES = frozenset({"Shape", "Size"})
 # Each element of the result is an element of the data.
@@ -86,23 +87,26 @@ _MOVERS = frozenset(
         "Unsqueeze",
     }
 )
-# Which input has the type of the result, where it is not the first.
+# Position of the input that has the result's type; 0 for all other ops.
 _TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
 _INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
-# A file without these words has no node that is looked at.
+# Files that contain none of these words have no risky node.
 _OPS = {*_BLOCKS, *_COUNTS, *_LEAST_RANKS, *_NEED_ELEMENTS, "Div", "GatherND", "Mod", "SplitToSequence", "sparse_value"}
 MENTIONS = re.compile("|".join(sorted(op.rpartition(".")[2] for op in _OPS)).encode())
 _SHOWN = 3
-# Bytes. Shapes of larger models are not inferred, which copies the model.
+# Bytes. Shape inference copies the model, so larger models go without.
 _INFERRED = 1 << 28
 
 
 def find_crash_risks(model: onnx.ModelProto) -> list[str]:
-    """Return what each node divides by that may end the process, with the node's name; [] for nearly every model."""
+    """Find the nodes that may end the process.
+
+    Returns: one line per node with its label and the reason, at most 3 and a count; [] for nearly every model.
+    """
     risks = _RiskScope(model.graph).find_risks()
     for function in model.functions:
         risks += _RiskScope(function).find_risks()
-        # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files, by the number of nodes around.
+        # onnxruntime 1.31 ends with SIGSEGV on opening some of these files; it depends on the number of other nodes.
         risks += [
             f"{node_label(node)} of the function {escape_line(function.name)} has a sparse value"
             for node in nodes_with_bodies(function.node)
@@ -116,7 +120,10 @@ def find_crash_risks(model: onnx.ModelProto) -> list[str]:
 
 
 def find_empty_input_risks(model: onnx.ModelProto) -> list[str]:
-    """Return the nodes that may end the process where an input of the model has no element."""
+    """Find the nodes that may end the process if an input of the model has no element.
+
+    Returns: one line per node, at most 3 and a count.
+    """
     return _abbreviate_risks(_find_nonempty_requirements(model))
 
 
@@ -127,7 +134,7 @@ def _abbreviate_risks(risks: list[str]) -> list[str]:
 
 
 def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
-    """Return each node that ends the process where a tensor that it reads has no element."""
+    """List the nodes that end the process if a tensor that they read has no element."""
     return [
         f"{node_label(node)} may be given a tensor without an element"
         for body in (model.graph, *model.functions)
@@ -137,7 +144,7 @@ def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
 
 
 def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
-    """Whether a tensor may have no element though each input has some."""
+    """Return whether a tensor may have no element although each input has some."""
     graphs = [model.graph, *(graph for node in model.graph.node for graph in iter_subgraphs(node))]
     if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
         return True
@@ -151,15 +158,15 @@ def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
 
 
 def _infers_empty_tensor(model: onnx.ModelProto) -> bool:
-    """Return whether the sizes that the file states leave a tensor of the main graph without an element."""
+    """Return whether the sizes in the file leave a tensor of the main graph without an element."""
     return any(dims is not None and 0 in dims for dims in _infer_dims(model).values())
 
 
 def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the dims of the values of the main graph, None for an unknown size or an unknown rank."""
+    """Return the dims of the main graph's values, None for an unknown size or an unknown rank."""
     inferred = model
     if model.ByteSize() <= _INFERRED:
-        # onnxruntime infers shapes, too, and says what is wrong.
+        # onnxruntime infers shapes too and reports the error.
         with contextlib.suppress(Exception):
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     dims: dict[str, list[int | None] | None] = {}
@@ -171,7 +178,7 @@ def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
 
 
 def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
-    """Return each node that ends the process where a tensor that it reads has too few dims, and may have."""
+    """List the nodes that end the process because a tensor that they read has, or may have, too few dims."""
     nodes = [node for node in model.graph.node if qualified_op(node) in _LEAST_RANKS]
     if nodes:
         dims = _infer_dims(model)
@@ -191,12 +198,12 @@ def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
 
 
 class _RiskScope:
-    """A graph with the bodies inside it, or a function: names, and the node or the type behind each."""
+    """Graph with the bodies inside it, or a function: finds the node or type behind each name."""
 
     def __init__(self, body: onnx.GraphProto | onnx.FunctionProto) -> None:
         self._nodes = list(nodes_with_bodies(body.node))
         self._makers: dict[str, onnx.NodeProto] = {}
-        # Bodies side by side may use one name twice, and such a name tells nothing.
+        # Sibling bodies may both define a name; its maker is then unknown.
         self._ambiguous: set[str] = set()
         for node in self._nodes:
             for name in filter(None, node.output):
@@ -216,11 +223,15 @@ class _RiskScope:
             for tensor in graph.initializer:
                 self._types[tensor.name] = tensor.data_type
                 self._constants[tensor.name] = tensor
-        # A caller may give an input that has a default.
+        # A caller may override the default value of an input.
         for value in body.input if isinstance(body, onnx.GraphProto) else ():
             self._constants.pop(value.name, None)
 
     def find_risks(self) -> list[str]:
+        """List this body's risky nodes.
+
+        Returns: one line per node with its label and the reason.
+        """
         return [f"{node_label(node)} {why}" for node in self._nodes if (why := self._describe_risk(node))]
 
     def _describe_risk(self, node: onnx.NodeProto) -> str:
@@ -249,7 +260,7 @@ class _RiskScope:
 
     def _describe_division_risk(self, node: onnx.NodeProto) -> str:
         kind = self._elem_type_of(node.input[0])
-        # Where no type is known it may be an integer.
+        # An unknown type may be an integer.
         if kind not in _WIDE and kind != TensorProto.UNDEFINED:
             return ""
         least = [np.iinfo(t).min for t in (np.int32, np.int64)]
@@ -258,7 +269,11 @@ class _RiskScope:
         return f"may divide the least integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
 
     def _may_contain(self, name: str, number: int) -> bool:
-        """Whether a value may have the number as an element, by the constants, sizes and moves that it is made of."""
+        """Return whether a value may have ``number`` as an element.
+
+        The value is traced back to constants, sizes and ops that only move elements. Anything else may contain any
+        number.
+        """
         waiting = [name]
         seen: set[str] = set()
         while waiting:
@@ -289,7 +304,7 @@ class _RiskScope:
         return False
 
     def _elem_type_of(self, name: str) -> int:
-        """Return the element type of a value, or UNDEFINED."""
+        """Return the elem_type of a value, or UNDEFINED."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)
@@ -317,7 +332,7 @@ class _RiskScope:
 
 
 def _constant_tensor(node: onnx.NodeProto) -> TensorProto | None:
-    """Return the tensor of a Constant, None for any other node."""
+    """Return the tensor of a Constant; None for any other node."""
     if node.op_type != "Constant":
         return None
     stated: Mapping[str, onnx.AttributeProto] = {a.name: a for a in node.attribute}
@@ -337,7 +352,10 @@ def _contains_number(constant: TensorProto, number: int) -> bool:
 
 
 def node_label(node: onnx.NodeProto) -> str:
-    """Return the node's op, name and first output, as errors name it."""
+    """Return the node's op, name and first output for messages.
+
+    Returns: for example "Div 'div_3' (output 'y')".
+    """
     if node.name:
         named = f" {node.name!r}"
     else:

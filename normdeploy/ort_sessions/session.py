@@ -1,6 +1,6 @@
-"""The one place that makes onnxruntime's sessions.
+"""Open onnxruntime sessions; no other module does.
 
-A session whose nodes may end the process runs each set of feeds in a child first
+If a model has nodes that may end the process, its session first runs each set of feeds in a child
 (`normdeploy.ort_sessions.trial_process`).
 """
 
@@ -28,44 +28,57 @@ from .crash_risks import MENTIONS, find_crash_risks, find_empty_input_risks
 from .trial_process import TrialProcess
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
-# entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
+# On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, which saturate. This entry
+# (onnxruntime_session_options_config_keys.h) selects kernels that don't, so results are those of the file.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
-# With that entry onnxruntime 1.31 refuses a file in which several nodes read one int8 weight or zero point. Each gets
-# its own, if all weights lie in the file. Else this entry keeps products of such a weight from becoming uint8 · int8.
+# With that entry, onnxruntime 1.31 refuses a file in which several nodes read the same int8 weight or zero point. Each
+# node gets a copy if all weights lie in the file. Otherwise this entry keeps products of such a weight from becoming
+# uint8 · int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
-# onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
-# the other operand to 8 bits by default, which no file asks for. With this entry it does not.
+# onnxruntime 1.31 fuses a MatMul and the DequantizeLinear of its 2-, 4- or 8-bit weight into MatMulNBits. Its kernel
+# rounds the other operand to 8 bits by default, which no file asks for. This entry prevents that.
 FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _QUANTIZERS = re.compile(rb"[Qq]uantizeLinear")
-# onnxruntime's severity: an exception says everything else better than its log
+# onnxruntime's severity; for everything less than fatal its exceptions are clearer than its log.
 _FATAL = 4
-# A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
+# Matches the beginning of an error about a failing node.
 _NODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
     r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
 )
+# Matches a source file of onnxruntime with a line number, and a C++ function with its parameter types.
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
 class _TrialFirstSession(ort.InferenceSession):
-    """A session that runs its feeds in a child process before it runs them here.
+    """Session that runs its feeds in a child process before running them here.
 
-    ``rehearsal`` is None until a child is needed: ``start`` starts one, for the first feed without an element.
+    Attributes:
+        rehearsal: the child; None until one is needed.
+        start: starts the child, for the first feed without an element.
     """
 
     rehearsal: TrialProcess | None
     start: Callable[[], TrialProcess]
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        """Run the feeds in the child, then here.
+
+        Returns: the outputs, as `InferenceSession.run` returns them.
+        """
         self.run_in_trial_process(input_feed)
         return super().run(output_names, input_feed, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        """Run the feeds in the child, then here.
+
+        Returns: the outputs as OrtValues.
+        """
         self.run_in_trial_process(input_dict_ort_values)
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
 
     def run_in_trial_process(self, feeds: Mapping[str, Any]) -> None:
+        """Run the feeds in the child, if there is one or a feed without an element requires one."""
         if self.rehearsal is None and any(map(_is_empty_value, feeds.values())):
             self.rehearsal = self.start()
         if self.rehearsal is not None:
@@ -77,7 +90,10 @@ def _is_empty_value(value: Any) -> bool:
 
 
 def ort_value_to_numpy(value: ort.OrtValue) -> np.ndarray:
-    """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
+    """Copy an OrtValue into an array.
+
+    Returns: an array of the same dtype; bfloat16 is ``ml_dtypes.bfloat16``.
+    """
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     if value.tensor_size_in_bytes():
@@ -88,7 +104,11 @@ def ort_value_to_numpy(value: ort.OrtValue) -> np.ndarray:
 
 
 def to_ort(array: np.ndarray) -> ort.OrtValue:
-    """Return a value over the array's own memory, where that is contiguous; onnxruntime writes to no input."""
+    """Wrap an array as an OrtValue.
+
+    Returns: a value that shares the array's memory if that is contiguous. This is safe: onnxruntime never writes to
+        inputs.
+    """
     array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
@@ -100,10 +120,12 @@ def _feeds_to_numpy(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def run_in_trial_process(session: ort.InferenceSession, feeds: Arrays) -> None:
-    """Run the feeds in the session's child process, if it has one: for feeds that are bound to memory.
+    """Run the feeds in the session's child process, if it has one.
+
+    Needed for feeds that are bound to memory, which `run` does not see.
 
     Raises:
-        RuntimeCrash: onnxruntime ends its process on them.
+        RuntimeCrash: onnxruntime ends its process on these feeds.
     """
     if isinstance(session, _TrialFirstSession):
         session.run_in_trial_process(feeds)
@@ -121,20 +143,23 @@ def open_session(
     saved: Path | None = None,
     rehearsed: bool = True,
 ) -> ort.InferenceSession:
-    """
+    """Open an onnxruntime session.
+
     Args:
-        model: a path (needed where weights are external or above 2 GB), or the bytes of a model.
-        optimize: onnxruntime's own optimizer: all of it, or none.
-        provider: "cpu" or "cuda", behind which stands the CPU, as onnxruntime adds it itself.
-        settings: of the provider.
-        threads: of one operator; 0: one for each core.
-        entries: of the session's configuration, by their names in onnxruntime_session_options_config_keys.h.
-        initializers: values of external weights, taken where they lie.
-        saved: where to write the optimized graph.
-        rehearsed: whether a model that may end the process is opened and run in a child first (on the CPU alone).
+        model: path or bytes of a model. A path is required if weights are external or the model exceeds 2 GB.
+        optimize: run all of onnxruntime's graph optimizations, or none.
+        provider: "cpu" or "cuda". onnxruntime adds the CPU behind CUDA itself.
+        settings: provider options.
+        threads: threads per operator; 0 uses one per core.
+        entries: session configuration, by the names in onnxruntime_session_options_config_keys.h.
+        initializers: values of external weights, used in place without a copy.
+        saved: path for the optimized graph.
+        rehearsed: open and run a model that may end the process in a child first (on the CPU alone).
+
+    Returns: the open session.
 
     Raises:
-        RuntimeCrash: onnxruntime ends the process that opens the model. A run of the session raises it, too.
+        RuntimeCrash: onnxruntime ends the process that opens the model. Running the session raises it too.
         Exception: onnxruntime refuses the model; its exceptions share no base class.
     """
     held = initializers or {}
@@ -144,6 +169,10 @@ def open_session(
         risks = _CrashRisks()
 
     def start_trial_process() -> TrialProcess:
+        """Start a child that opens the same model with the same options.
+
+        Returns: the child; its errors name the risky nodes.
+        """
         if isinstance(model, bytes):
             content = model
         else:
@@ -158,6 +187,14 @@ def open_session(
     rehearsal = start_trial_process() if risks.always or risks.unknown else None
 
     def create_session(more: Mapping[str, str], unshared: bytes = b"") -> ort.InferenceSession:
+        """Open the session with additional configuration entries.
+
+        Args:
+            more: entries; the caller's entries override them.
+            unshared: bytes of a changed model to open in place of ``model``.
+
+        Returns: a session that tries each run in a child if the model is risky.
+        """
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = threads
@@ -181,7 +218,7 @@ def open_session(
         session.start = start_trial_process
         return session
 
-    # It is a part of the optimizer.
+    # Only the optimizer selects kernels that saturate.
     if optimize and not _lacks_zero_points(model):
         with contextlib.suppress(Exception):
             return create_session(EXACT_INTEGERS)
@@ -194,9 +231,9 @@ def open_session(
 
 
 def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
-    """Return a model in which each quantizer reads int8 tensors of its own.
+    """Give each quantizer its own copy of the int8 tensors that it shares with others.
 
-    Empty if all of them do already, or weights lie outside of the file.
+    Returns: the changed model; b"" if nothing is shared or weights lie outside the file.
     """
     proto = _parse_model(model, _QUANTIZERS)
     tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
@@ -221,8 +258,10 @@ def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
 
 
 def rounds_float_operands(path: PathLike) -> bool:
-    """Return whether a MatMul of a file reads floats and a constant that a DequantizeLinear makes, so that
-    `FLOAT_OPERANDS` may change its result."""
+    """Return whether `FLOAT_OPERANDS` may change the result of a MatMul in the file.
+
+    Returns: True if a MatMul multiplies floats by a constant from a DequantizeLinear.
+    """
     graph = _parse_model(path, _QUANTIZERS).graph
     constants = {tensor.name for tensor in graph.initializer}
     dequantized = [node for node in graph.node if node.op_type == "DequantizeLinear"]
@@ -233,9 +272,9 @@ def rounds_float_operands(path: PathLike) -> bool:
 
 
 def ort_error_message(error: Exception) -> str:
-    """Return onnxruntime's message in one line, without the places in its source.
+    """Shorten onnxruntime's error message to one line, without source locations.
 
-    Of a node that fails: its op, its name and the reason.
+    Returns: for a failing node, its op, its name and the reason.
     """
     line = _NODE.sub(r"\g<op> '\g<name>': ", " ".join(str(error).split()))
     return _PLACE.sub("", line).rstrip(".")
@@ -243,8 +282,10 @@ def ort_error_message(error: Exception) -> str:
 
 @functools.cache
 def saturates_int8_pairs() -> bool:
-    """Return whether this processor adds pairs of uint8 · int8 products in 16 bits in a session without
-    `EXACT_INTEGERS`."""
+    """Return whether this processor saturates pairs of uint8 · int8 products in a session without `EXACT_INTEGERS`.
+
+    Returns: True if the sum 2 · 255 · 127 comes out wrong, because pairs are added in 16 bits.
+    """
     value = onnx.helper.make_tensor_value_info
     weight = onnx.numpy_helper.from_array(np.full((2, 1), 127, np.int8), "weight")
     graph = onnx.helper.make_graph(
@@ -261,9 +302,12 @@ def saturates_int8_pairs() -> bool:
 
 @dataclass(frozen=True)
 class _CrashRisks:
-    """The nodes that may end the process: on any inputs, and on inputs without an element.
+    """Nodes that may end the process.
 
-    ``unknown``: some node does, and which one is not known.
+    Attributes:
+        always: on any inputs.
+        empty: on inputs without an element.
+        unknown: some node may, but it is unknown which.
     """
 
     always: Sequence[str] = ()
@@ -272,7 +316,7 @@ class _CrashRisks:
 
 
 def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
-    """Return the risks of a file or of bytes; none if they hold no model."""
+    """Find the crash risks of a file or of bytes; none if they hold no model."""
     if REHEARSE_ALL in os.environ:
         return _CrashRisks(unknown=True)
     proto = _parse_model(model, MENTIONS)
@@ -282,10 +326,10 @@ def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
 
 
 def _lacks_zero_points(model: PathLike | bytes) -> bool:
-    """Whether a DequantizeLinear has a scale for each channel and no zero points.
+    """Return whether a DequantizeLinear has one scale per channel and no zero points.
 
-    onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to
-    run the node, which asks for one for each scale.
+    With `EXACT_INTEGERS`, onnxruntime 1.31 gives its int8 weight a scalar zero point. It then refuses to run the node,
+    which requires one zero point per scale.
     """
     graph = _parse_model(model, _QUANTIZERS).graph
     scalars = {tensor.name for tensor in graph.initializer if not tensor.dims}
@@ -296,8 +340,11 @@ def _lacks_zero_points(model: PathLike | bytes) -> bool:
 
 
 def _parse_model(model: PathLike | bytes, mentions: re.Pattern[bytes]) -> onnx.ModelProto:
-    """The model; an empty one where none of ``mentions`` is in it, or it is none, of which onnxruntime says what is
-    wrong."""
+    """Parse the model if it contains one of ``mentions``.
+
+    Returns:
+        An empty model if it contains none or can't be parsed; onnxruntime reports that error itself.
+    """
     if isinstance(model, bytes):
         content = model
     else:

@@ -1,4 +1,4 @@
-"""Runs a model in a child process first, where a node might end the process (`normdeploy.ort_sessions.crash_risks`)."""
+"""Run a model in a child process first if a node might end the process (`normdeploy.ort_sessions.crash_risks`)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..types import Arrays
 from . import child_process
 from .crash_risks import node_label
 
-# Seconds. A child that takes longer is ended, and the run goes on here, where it can be interrupted.
+# Seconds. A slower child is ended, and the run continues in this process, where the user can interrupt it.
 _PATIENCE = 120.0
 _CHILD = child_process.module_command("normdeploy.ort_sessions.trial_worker")
 
 
 class TrialProcess:
-    """A child process with the same model open.
+    """Child process with the same model open.
 
     Args:
-        request: what the child needs to open the session (`normdeploy.ort_sessions.trial_worker`).
-        model: its bytes, b"" where the request names a file.
+        request: options with which the child opens the session (`normdeploy.ort_sessions.trial_worker`).
+        model: its bytes; b"" if the request names a file.
         initializers: values of external weights.
-        risks: the nodes that the error names if the child dies; if there are none, the node is searched for.
+        risks: labels of the nodes that the error names if the child dies. If empty, the node is searched for.
 
     Raises:
-        RuntimeCrash: the child was ended by a signal while it opened the model.
+        RuntimeCrash: a signal ended the child while it opened the model.
     """
 
     def __init__(
@@ -64,10 +64,13 @@ class TrialProcess:
         )
 
     def run(self, feeds: Arrays) -> None:
-        """Run the model on the feeds in the child. Refusals are not looked at: the run here meets them, too.
+        """Run the model on the feeds in the child.
+
+        Other errors are ignored here, because the run in this process raises them too.
 
         Raises:
-            RuntimeCrash: the child was ended by a signal, now or in an earlier run; names the nodes that may do so.
+            RuntimeCrash: a signal ended the child, now or in an earlier run; the message names the nodes that may cause
+                it.
         """
         if self._crash:
             raise RuntimeCrash(self._crash)
@@ -86,10 +89,11 @@ class TrialProcess:
         self.close()
 
     def _send_request(self, request: Mapping[str, Any], *parts: bytes | np.ndarray, feeds: Arrays) -> None:
-        """Send a request, and wait for the line that answers it.
+        """Send a request and wait for the line that answers it.
 
         Args:
-            feeds: those that the child runs the model on, {} while it opens it.
+            parts: the model's bytes and the arrays that follow the request.
+            feeds: inputs of this run; {} for the request that opens the model.
         """
         process = self._process
         if process is None:
@@ -102,7 +106,7 @@ class TrialProcess:
                 _write_part(process.stdin, part)
             process.stdin.flush()
         except BrokenPipeError:
-            # How the child ended is read below.
+            # The child's exit code is read below.
             pass
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -124,7 +128,10 @@ class TrialProcess:
             raise RuntimeCrash(self._crash)
 
     def _find_crashing_node(self, feeds: Arrays) -> str:
-        """Return the label of the node that ends the process: the last of the shortest graph that does."""
+        """Return the label of the node that ends the process.
+
+        A binary search finds the shortest prefix of the graph that crashes; its last node is the culprit.
+        """
         path = self._request["path"]
         if path:
             proto = onnx.load(path, load_external_data=False)
@@ -136,6 +143,10 @@ class TrialProcess:
         request = {**self._request, "path": "", "entries": entries}
 
         def crashes_within(count: int) -> bool:
+            """Return whether the first ``count`` nodes end a child.
+
+            Returns: False also if onnxruntime refuses the shortened model.
+            """
             try:
                 child = TrialProcess(request, _first_nodes_model(proto, count), self._initializers, ["some node"])
                 if feeds:
@@ -159,7 +170,7 @@ class TrialProcess:
 
 
 def _first_nodes_model(proto: onnx.ModelProto, count: int) -> bytes:
-    """Return a model of the first ``count`` nodes, whose outputs are what none of them reads."""
+    """Return a model of the first ``count`` nodes; its outputs are their unread values."""
     beginning = onnx.ModelProto()
     beginning.CopyFrom(proto)
     nodes = proto.graph.node[:count]
@@ -176,10 +187,10 @@ def _write_part(pipe: Any, part: bytes | np.ndarray) -> None:
     if isinstance(part, bytes):
         pipe.write(part)
         return
-    # Texts of any length have no bytes of their own.
+    # Convert objects to fixed-width texts; objects have no bytes of their own.
     if part.dtype.kind == "O":
         part = part.astype(str)
-    # numpy's own text of a type of ml_dtypes says its size alone.
+    # For ml_dtypes' types, numpy's dtype string gives only the size.
     if part.dtype.kind == "V":
         kind = part.dtype.name
     else:

@@ -1,8 +1,7 @@
-"""The child process of `normdeploy.ort_sessions.trial_process`: opens a session, then runs it on each set of feeds
-that it is sent.
+"""Open a session in a child process and run it on each set of feeds that `normdeploy.ort_sessions.trial_process` sends.
 
-A request is a line of JSON with the arrays behind it, each a line of JSON and its bytes. Each is answered by a line,
-whatever onnxruntime said: only how this process ends matters.
+A request is a line of JSON followed by its arrays, each a line of JSON and its bytes. The answer is always an empty
+line, whether or not onnxruntime raised an error: only the way this process ends matters.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def main() -> None:
     model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
     held = {name: to_ort(_read_array()) for name in opening["initializers"]}
     session = None
-    # A refusal is met by the parent, too.
+    # The parent process meets a refusal itself.
     with contextlib.suppress(Exception):
         session = open_session(
             model,
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def _run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> None:
-    # onnxruntime takes texts in arrays alone, and bfloat16 in its own values alone.
+    # onnxruntime takes texts only as arrays, and bfloat16 only as OrtValues.
     if any(array.dtype.kind == "U" for array in feeds.values()):
         session.run(None, feeds)
     else:

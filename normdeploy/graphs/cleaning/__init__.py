@@ -1,4 +1,4 @@
-"""Rules that clean up a graph, one file for each family. Each states its premise and its proof in its docstring.
+"""Rules that clean up a graph, one file per family. Each docstring states the rule's premise and proof.
 
-``python -m benchmarks.attack.cleaning`` draws graphs against all of them and compares bits.
+``python -m benchmarks.attack.cleaning`` runs all rules on random graphs and compares the outputs bit by bit.
 """

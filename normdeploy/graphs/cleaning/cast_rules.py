@@ -1,4 +1,4 @@
-"""Rules for Casts, of which the first loses nothing."""
+"""Rules for Casts after a Cast that loses nothing, or of a constant filling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 from .node_matching import bypass_node, is_understood, replace_node, understood_producer
 
 _T = ir.DataType
-# type -> the types that hold every value of it
+# type → the types that hold every value of it.
 _HELD: dict[ir.DataType, frozenset[ir.DataType]] = {
     _T.FLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
     _T.BFLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
@@ -26,11 +26,16 @@ _WHOLE = frozenset({_T.INT8, _T.UINT8, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32,
 
 
 def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Cast to its own type, and the first of two that holds every value of its input.
+    """Drop a Cast to the input's own type, or the first of two Casts if it is lossless.
 
-    Premise of the latter: x → A loses nothing by the table above. A → B then sees the numbers of x. It is dropped where
-    B is the type of x; where A is FLOAT and x, B are of half precision (one rounding either way); and where all three
-    are whole (both ways wrap modulo a power of two that divides the wider one).
+    Premise of the latter: the table above says that the Cast x → A loses nothing, so A → B sees the numbers of x. The
+    first Cast is dropped in three cases:
+
+    - B is the type of x.
+    - A is FLOAT, and x and B are half precision: either way rounds once.
+    - x, A and B are integers or bool: either way wraps modulo a power of two that divides that of the wider type.
+
+    Returns: whether the graph changed.
     """
     if not is_understood(node, "Cast"):
         return False
@@ -54,7 +59,10 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
-    """Cast the value of a ConstantOfShape instead of what it makes. Premise: `exact_cast` knows the result."""
+    """Cast the value of a ConstantOfShape in place of its result. Premise: `exact_cast` knows the result.
+
+    Returns: whether the graph changed.
+    """
     if is_understood(node, "Cast"):
         filled = understood_producer(node.inputs[0], "ConstantOfShape")
     else:
@@ -73,11 +81,17 @@ def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
-    """Cast as every runtime does, or return None where they may differ.
+    """Cast as every runtime does.
 
-    Covered: to and from bool; whole to whole, which wraps; whole to float where the float holds it; float to whole
-    where it is finite and in range; float to float that is wider, or float32 to half, or double to float32: one
-    rounding.
+    These casts are covered:
+
+    - to and from bool;
+    - integer to integer, which wraps;
+    - integer to float, if the float type holds every integer up to that size;
+    - float to integer, if finite and in range;
+    - float to a wider float, float32 to half precision and float64 to float32: at most one rounding.
+
+    Returns: the result; None if runtimes may differ.
     """
     source = array.dtype
     try:
@@ -93,7 +107,7 @@ def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
         if name in floats and target.kind in "iu":
             limits = np.iinfo(target)
             whole = np.trunc(array.astype(np.float64))
-            # The largest number of 64 bits is none of float64: the end itself is left out.
+            # float64 does not hold the largest 64-bit integer, so the end itself is excluded.
             if not (
                 np.isfinite(whole).all() and (whole >= float(limits.min)).all() and (whole < float(limits.max)).all()
             ):

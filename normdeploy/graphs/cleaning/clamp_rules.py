@@ -1,14 +1,14 @@
-"""Rules for Min, Max, Clip and Relu: a chain of them limits a number to one interval.
+"""Rules for chains of Min, Max, Clip and Relu, which limit a number to one interval.
 
-clip(x, lo, hi) = min(max(x, lo), hi). Let a ≤ b, c ≤ d. clip(clip(x, a, b), c, d) = clip(x, a', b') with a' = clip(a,
-c, d), b' = clip(b, c, d): the outer clip is monotone and maps [a, b] onto [a', b'], between which it is the identity;
-below a it gives a', above b it gives b'. Intervals that do not meet give a' = b'. NaN passes all of them. Relu is
-clip(x, 0, ∞). A bound that Clip leaves out is the type's least or largest finite number: so says the standard and so
-does onnxruntime, where ∞ becomes 3.4e38.
+Define clip(x, lo, hi) = min(max(x, lo), hi), and let a ≤ b, c ≤ d. Then clip(clip(x, a, b), c, d) = clip(x, a', b')
+with a' = clip(a, c, d), b' = clip(b, c, d). Proof: the outer clip is monotone and maps [a, b] onto [a', b'], between
+which it is the identity. Below a the result is a', above b it is b'. Intervals that do not meet give a' = b'. NaN
+passes all of them. Relu is clip(x, 0, ∞). An omitted bound of Clip is the type's lowest or highest finite number, in
+the standard and in onnxruntime, which turns ∞ into 3.4e38.
 
-The sign of a zero: of two equal arguments, onnxruntime's Clip and Relu give x, its Max gives +0. So Max and Min become
-a Clip only where no bound is 0, and a bound of -0 is left alone everywhere. A merged bound of 0 passes -0 on, so -0
-must pass the inner one too: it lies in [a, b].
+The sign of zero needs care: of two equal arguments, onnxruntime's Clip and Relu return x, its Max returns +0. So Max
+and Min become a Clip only if no bound is 0, and a bound of -0 is always left alone. A merged bound of 0 passes -0 on,
+so the inner clip must pass -0 too: 0 lies in [a, b].
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import onnx_ir as ir
 from .node_matching import constant_array, input_at, is_understood, replace_node, understood_producer
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
-# Types that onnxruntime's Clip, Max and Min all take.
+# Types that onnxruntime's Clip, Max and Min all accept.
 _TYPES = _FLOATS | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
 
 Number = float | int
 
 
 def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
-    """Merge Clip and Relu with the Clip or Relu before, by the lemma above."""
+    """Merge a Clip or Relu with the Clip or Relu before it, by the lemma above.
+
+    Returns: whether the graph changed.
+    """
     if node.inputs:
         inner = _clamp_producer(node.inputs[0])
     else:
@@ -48,7 +51,7 @@ def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
         return replace_node(graph, node, ir.node("Relu", [x]))
     low, high = (min(max(bound, second[0]), second[1]) for bound in first)
     if 0 in (low, high) and not first[0] <= 0 <= first[1]:
-        # The inner one never gives -0 then, and a Clip at 0 does.
+        # The inner op never returns -0 in this case, but a Clip at 0 may.
         return False
     if math.isinf(low) or math.isinf(high):
         return False
@@ -58,7 +61,9 @@ def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
 def merge_extremes(graph: ir.Graph, node: ir.Node) -> bool:
     """Merge Min(Min(x, a), b), Max(Max(x, a), b), Min(Max(x, a), b) and Max(Min(x, b), a).
 
-    Premise: scalars a and b that are neither NaN nor zero, and a ≤ b for the latter two; then they are a Clip.
+    Premise: a and b are scalars, neither NaN nor zero, and a ≤ b for the latter two, which then form a Clip.
+
+    Returns: whether the graph changed.
     """
     outer = _min_max_operand(node)
     if outer is None:
@@ -88,7 +93,7 @@ def _clamp_producer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _clamp_interval(node: ir.Node) -> tuple[Number, Number] | None:
-    """Return the interval of a Clip or Relu; None where a bound is computed, NaN or -0, or the interval is empty."""
+    """Return the interval of a Clip or Relu; None if a bound is computed, NaN or -0, or the interval is empty."""
     x = node.inputs[0]
     if x is None or x.dtype not in _TYPES:
         return None
@@ -122,7 +127,7 @@ def _clamp_bound(value: ir.Value) -> Number | None:
 
 
 def _min_max_operand(node: ir.Node | None) -> tuple[ir.Value, Number] | None:
-    """Return x and the number of Min(x, number) or Max(x, number)."""
+    """Return x and the number of Min(x, number) or Max(x, number); None if the number is computed, NaN or zero."""
     if node is None or not (is_understood(node, "Min") or is_understood(node, "Max")) or len(node.inputs) != 2:
         return None
     for value, other in (node.inputs, reversed(node.inputs)):
@@ -141,7 +146,7 @@ def _scalar_constant(x: ir.Value, number: Number) -> ir.Node:
 
 
 def _replace_by_clip(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, high: Number) -> bool:
-    # A Clip says a bound at the end of its type by leaving it out, as the nodes before did.
+    # A Clip omits a bound at the end of its type, as the original nodes did.
     least, most = _finite_limits(x)
     bounds = [None if number == end else _scalar_constant(x, number) for number, end in ((low, least), (high, most))]
     inputs = [x, *(None if bound is None else bound.outputs[0] for bound in bounds)]
@@ -151,7 +156,7 @@ def _replace_by_clip(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, h
 
 
 def _finite_limits(x: ir.Value) -> tuple[Number, Number]:
-    """Return the least and the largest finite number of a tensor's type."""
+    """Return the lowest and the highest finite number of a tensor's type."""
     assert x.dtype is not None
     if x.dtype in _FLOATS:
         info = np.finfo(x.dtype.numpy())

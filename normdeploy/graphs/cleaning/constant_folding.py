@@ -1,16 +1,16 @@
-"""Fold nodes on constants, by a closed list of ops.
+"""Fold nodes on constants, from a closed list of ops.
 
 An op is folded in one of three ways, each with its premise:
 
-- **moved**: elements are only moved or selected; the result is a view of the inputs' bits, in their own type.
-- **whole**: integers and booleans in their own type, where numpy and C++ agree: sums and products wrap, a quotient
-  truncates. Division by zero and the least integer by -1 are undefined, and stay.
-- **rounded**: floating numbers are computed in float64 by `normdeploy.evaluate` and rounded once. A runtime rounds
-  at least once too. Ops of many terms are folded only where no sum, product or square of theirs can leave the type's
-  range, so that the runtime does not meet an ∞ or a 0 that float64 does not. Where two zeros or NaN meet, the runtimes
-  differ: Max, Min, Clip and Relu are folded on finite numbers without -0.
+- **moved**: elements are only moved or selected. The result has the inputs' bits and type.
+- **whole**: integers and booleans in their own type, for ops on which numpy and C++ agree: sums and products wrap, a
+  quotient truncates. Division by zero and the least integer by -1 are undefined, so these nodes stay.
+- **rounded**: floats are computed in float64 by `normdeploy.evaluate` and rounded once. A runtime rounds at least once
+  too. Ops with many terms are folded only if none of their sums, products or squares can leave the type's range.
+  Otherwise the runtime might meet an ∞ or a 0 that float64 does not. Runtimes differ for two zeros and for NaN, so Max,
+  Min, Clip and Relu are folded only on finite numbers without -0.
 
-Everything else stays: LogSoftmax for instance, which onnx's own evaluator computes as log(softmax).
+All other ops stay. LogSoftmax, for example, is computed as log(softmax) by onnx's own evaluator.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MOVED = frozenset(
         "Where",
     }
 )
-# Moved by onnx's evaluator, which ours does not cover; seen to be right (tests/graphs/test_simplification_rules.py).
+# onnx's evaluator computes these, ours does not; tests/graphs/test_simplification_rules.py checks it.
 _MOVED_BY_ONNX = frozenset({"GatherND", "NonZero", "ScatterND", "Trilu"})
 _COMPARED = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WHOLE = _COMPARED | {
@@ -131,7 +131,10 @@ _FAILURES = (
 
 
 def fold_node(node: ir.Node, opset: int) -> list[np.ndarray] | None:
-    """Return the outputs of a node on constants; None where it stays."""
+    """Compute the outputs of a node on constants.
+
+    Returns: one array per output; None if the node must stay.
+    """
     if node.domain != "" or not _is_fully_specified(node, opset):
         return None
     inputs = [None if value is None else constant_array(value) for value in node.inputs]
@@ -152,7 +155,7 @@ def fold_node(node: ir.Node, opset: int) -> list[np.ndarray] | None:
 
 
 def _is_fully_specified(node: ir.Node, opset: int) -> bool:
-    """Return whether the standard has every attribute and input of the node."""
+    """Return whether the standard defines every attribute and input of the node."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -221,7 +224,7 @@ def _compute_integers(
         kind = np.dtype(np.bool_)
     else:
         kind = first.dtype
-    # numpy adds up in 64 bits; the low bits are those of the narrow type.
+    # numpy sums in 64 bits; the low bits are those of the narrow type.
     return [made.astype(kind)]
 
 
@@ -266,7 +269,7 @@ def _is_foldable_float(array: np.ndarray) -> bool:
 def _is_normal_range(arrays: Sequence[np.ndarray], kind: np.dtype[Any]) -> bool:
     """Return whether sums of products and of squares of the numbers stay normal in their type.
 
-    At most n products of numbers up to m add up to n·m². Products of numbers from l on are at least l².
+    Up to n products of numbers ≤ m sum to at most n·m². Products of numbers ≥ l are at least l².
     """
     limits = ir.DataType.from_numpy(kind)
     most = float(_float_info(limits).max)
@@ -289,14 +292,18 @@ def _float_info(kind: ir.DataType) -> Any:
 
 
 def _round_once(values: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
-    """Round float64 to a type once."""
+    """Round float64 to ``kind``."""
     if kind.name != "bfloat16":
         return values.astype(kind)
     return values.astype(np.float32).astype(kind)
 
 
 class ConstantFolder:
-    """Compute constants while the fold pass of onnxscript walks the graph; `write_constants` then writes them."""
+    """Compute constants while onnxscript's fold pass walks the graph; `write_constants` writes them afterwards.
+
+    The pass calls the object for each node on constants, which always returns False. So the pass computes nothing
+    itself.
+    """
 
     def __init__(self, wanted: Any, opset: int) -> None:
         self._wanted = wanted
@@ -304,20 +311,26 @@ class ConstantFolder:
         self._folded: list[ir.Node] = []
 
     def __call__(self, node: ir.Node) -> bool:
-        """Asked by the pass for a node on constants. Returns: False, so that the pass computes nothing itself."""
+        """Fold one node on constants, if it is wanted.
+
+        Returns: always False, so that the pass computes nothing itself.
+        """
         if not self._wanted(node):
             return False
         made = fold_node(node, self._opset)
         if made is None:
             return False
         for value, array in zip(node.outputs, made, strict=True):
-            # The nodes behind it are asked for next, in the same walk.
+            # The pass asks for the consumers next, in the same walk.
             value.const_value = ir.tensor(array, name=value.name)
         self._folded.append(node)
         return False
 
     def write_constants(self) -> bool:
-        """Put Constants in the place of the folded nodes. Returns: whether there were any."""
+        """Replace the folded nodes by Constants.
+
+        Returns: whether there were any.
+        """
         for node in self._folded:
             graph = node.graph
             assert isinstance(graph, ir.Graph)

@@ -1,6 +1,6 @@
-"""Hide nodes from passes of others that would read only a part of them.
+"""Hide nodes from third-party passes that would misread them.
 
-The passes look ops up by their domain. A hidden node has one that no pass knows, so it is copied as it is.
+The passes look ops up by domain. A hidden node gets a domain that no pass knows, so it is copied unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _HIDDEN = "normdeploy.hidden"
 
 @contextlib.contextmanager
 def hide_nodes(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Hide ``nodes`` from passes, each as an op of its own."""
+    """Hide ``nodes`` from passes, each as an op of its own domain.
+
+    Yields: nothing; the domains are restored at the end.
+    """
     domains = [(node, node.domain) for node in nodes]
     for number, (node, _) in enumerate(domains):
         node.domain = f"{_HIDDEN}.{number}"
@@ -30,7 +33,10 @@ def hide_nodes(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def find_misread_by_folding(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes that onnxscript's partial evaluators misread."""
+    """Find the nodes that onnxscript's partial evaluators misread.
+
+    Returns: nodes of the main graph and of all bodies.
+    """
     sums = any("+" in str(dim) for value in model.graph.inputs if value.shape is not None for dim in value.shape)
     opset = model.opset_imports.get("", 0)
     found = []
@@ -39,16 +45,18 @@ def find_misread_by_folding(model: ir.Model) -> list[ir.Node]:
         if node.domain == "" and check is not None and check(node, opset):
             found.append(node)
         elif sums and node.op_type == "Add" and node.domain == "" and _may_be_int64(node.outputs[0]):
-            # The sum of dims a and b gets the name "a+b", which is another dim here.
+            # The evaluators name the sum of dims a and b "a+b", which is the name of another dim here.
             found.append(node)
     return found
 
 
 def find_misread_by_merging(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes that onnx_ir's elimination of common subexpressions misreads.
+    """Find the nodes that onnx_ir's elimination of common subexpressions misreads.
 
-    It takes the attributes 0.0 and -0.0 for equal, strings by their address, and an output that is left out for one
-    that is made.
+    The elimination treats attributes 0.0 and -0.0 as equal, compares strings by address, and confuses an omitted output
+    with a present one.
+
+    Returns: nodes of the main graph.
     """
     return [
         node
@@ -71,22 +79,22 @@ def _is_ambiguous_attribute(attribute: ir.Attr) -> bool:
 
 
 def _may_be_int64(value: ir.Value | None) -> bool:
-    """Return whether it may be a tensor of int64, which the evaluators take for a shape."""
+    """Return whether ``value`` may be an int64 tensor, which the evaluators treat as a shape."""
     return value is None or value.dtype is None or value.dtype == ir.DataType.INT64
 
 
 def _misreads_abs(node: ir.Node, opset: int) -> bool:
-    # Dims are taken to be positive, and their sums with negative numbers too.
+    # The evaluators assume dims are positive, and also their sums with negative numbers.
     return _may_be_int64(node.inputs[0]) and constant_array(node.inputs[0]) is None
 
 
 def _misreads_cast_like(node: ir.Node, opset: int) -> bool:
-    # It becomes a Cast without the attributes.
+    # The evaluator turns it into a Cast without the attributes.
     return bool(node.attributes)
 
 
 def _misreads_reshape(node: ir.Node, opset: int) -> bool:
-    # A shape that becomes a matrix is still taken for a row of sizes.
+    # The evaluator still treats a shape that was reshaped to a matrix as a row of sizes.
     x = node.inputs[0]
     if (
         not _may_be_int64(x)
@@ -102,7 +110,7 @@ def _misreads_reshape(node: ir.Node, opset: int) -> bool:
 
 
 def _misreads_split_to_sequence(node: ir.Node, opset: int) -> bool:
-    # It may become a Split by ``num_outputs``, which opset 18 introduced, of no part where the axis has no elements.
+    # It may become a Split with ``num_outputs``, which opset 18 introduced, or a Split without parts on an empty axis.
     x = node.inputs[0]
     axis = node.attributes.get_int("axis", 0)
     empty = x is None or x.shape is None or not -len(x.shape) <= axis < len(x.shape) or x.shape[axis] == 0
@@ -110,7 +118,7 @@ def _misreads_split_to_sequence(node: ir.Node, opset: int) -> bool:
 
 
 def _misreads_if(node: ir.Node, opset: int) -> bool:
-    # A branch that gives what it did not make, or gives it twice, is inlined wrongly.
+    # A branch is inlined wrongly if it returns a value that it did not make, or returns one twice.
     for attribute in node.attributes.values():
         if attribute.type != ir.AttributeType.GRAPH:
             return True

@@ -1,13 +1,13 @@
-"""Moves of elements that need not be made: each element is computed as before, so the results are equal bit by bit.
+"""Remove moves of elements. Each element is computed as before, so results are equal bit by bit.
 
-- Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which
-  Unsqueeze, Transpose and Squeeze bring to the front, and Gather takes apart.
-- A Reshape of a Reshape is one.
-- A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single
-  elements alone stand between two layers (a GELU, written by hand or not), the rows may stay rows.
-- A Pad by nothing copies (Swin pads each window's image to a multiple of seven that it has).
-- Positions along several axes are made by one Unsqueeze after another.
-- A row of a table of constants is taken by a GatherElements of constants, which onnx's evaluator can't compute (1.23).
+- Packed attention (``torch.nn.MultiheadAttention``) stacks query, key and value on an axis of three. Unsqueeze,
+  Transpose and Squeeze bring this axis to the front, and Gather takes it apart.
+- A Reshape of a Reshape is one Reshape.
+- A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If all nodes between
+  two layers are elementwise (a GELU, decomposed or not), the rows may stay rows.
+- A Pad by zero counts copies. Swin pads each image to a multiple of seven even if it already is one.
+- Consecutive Unsqueezes are one.
+- GatherElements of constants is a constant. onnx's evaluator can't compute it (1.23).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .node_matching import (
     write_transpose,
 )
 
-# functions of single elements
+# Elementwise functions.
 _EACH = frozenset(
     {
         *(
@@ -68,17 +68,23 @@ _EACH = frozenset(
         ),
     }
 )
-# nodes between two Reshapes
+# Maximum number of nodes between two Reshapes.
 _LONGEST = 64
-# elements that a GatherElements of constants makes
+# Maximum number of elements of a folded GatherElements.
 _MOST = 2**20
 
 
 class DataMovementPass(ir.passes.InPlacePass):
-    """Of the main graph: unit axes that are put in and taken out, Transposes, Reshapes and Pads that need not be,
-    Unsqueezes one by one, and selections from tables of constants."""
+    """Pass that removes moves of elements from the main graph, by one step per op.
+
+    The steps cover unit axes, Transposes, Reshapes, Pads, consecutive Unsqueezes, and selections from constant tables.
+    """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Apply each op's step to all its nodes in the main graph.
+
+        Returns: the model, changed in place, and whether it changed.
+        """
         modified = False
         for op, step in _STEPS.items():
             for node in model.graph:
@@ -88,8 +94,8 @@ class DataMovementPass(ir.passes.InPlacePass):
 
 
 def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
-    """Whatever the mode, the axes and the number to pad with."""
-    # below opset 11
+    """Drop a Pad whose counts are all 0, for every mode, axes and pad value."""
+    # Below opset 11 the counts are an attribute.
     stated = pad.attributes.get_ints("pads", ())
     pads = input_at(pad, 1)
     if pads is not None:
@@ -98,6 +104,7 @@ def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
 
 
 def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
+    """Replace Unsqueeze, Transpose and Squeeze of the same unit axes by one Transpose."""
     transpose = producer_of_op(squeeze.inputs[0], "Transpose")
     unsqueeze = producer_of_op((transpose or squeeze).inputs[0], "Unsqueeze")
     if unsqueeze is None or unsqueeze.outputs[0].shape is None:
@@ -115,8 +122,10 @@ def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
 
 
 def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
-    """Where each use takes one place of an axis, and what is left has its old order, it is taken of the tensor
-    before."""
+    """Let Gathers read the input of a Transpose.
+
+    Each use must take one index of an axis, and the remaining axes must have their original order.
+    """
     perm = _permutation_of(transpose)
     y = transpose.outputs[0]
     uses = list(y.uses())
@@ -132,15 +141,15 @@ def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
 
 
 def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
-    """Two Unsqueezes are one."""
+    """Merge an Unsqueeze with the Unsqueeze before it."""
     first = producer_of_op(second.inputs[0], "Unsqueeze")
     if first is None:
         return False
     then, before = (constant_integers(input_at(node, 1)) for node in (second, first))
-    # Axes that are counted from the last are left alone.
+    # Negative axes are left alone.
     if not then or not before or min(*then, *before) < 0:
         return False
-    # places of the axes of what the first made
+    # Positions that the first Unsqueeze's output axes have in the result.
     free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
     axes = int64_constant(sorted({*then, *(places[axis] for axis in before)}))
@@ -153,8 +162,11 @@ def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _merge_reshapes(outer: ir.Node) -> bool:
-    """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between
-    them."""
+    """Let a Reshape read the input of the Reshape before it.
+
+    A 0 in the shape copies a dim of the intermediate tensor, so the shape must be a constant without 0 or set
+    allowzero.
+    """
     sizes = constant_integers(outer.inputs[1])
     if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or 0 in sizes):
         return False
@@ -166,8 +178,10 @@ def _merge_reshapes(outer: ir.Node) -> bool:
 
 
 def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
-    """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one
-    before both."""
+    """Drop the first Reshape of Reshape, elementwise functions, Reshape.
+
+    The second is dropped too if its shape is that of the original input.
+    """
     between, y = _nodes_between_reshapes(graph, back)
     if y is None:
         there = None
@@ -193,8 +207,10 @@ def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
 
 
 def _nodes_between_reshapes(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
-    """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one
-    of these."""
+    """Find the elementwise nodes between the Reshape ``back`` and the single Reshape at which they begin.
+
+    Returns: the nodes, and the first Reshape's result; ([], None) if any other node reads one of these values.
+    """
     between: dict[ir.Node, None] = {}
     begins: set[ir.Value] = set()
     stack = [back.inputs[0]]
@@ -231,14 +247,16 @@ def _is_single_element(value: ir.Value) -> bool:
 
 
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
-    """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others
-    leave."""
+    """Return whether a Reshape of ``x`` to ``wanted`` keeps its shape.
+
+    ``wanted`` contains no 0; a -1 matches because the other dims determine it.
+    """
     assert x.shape is not None
     return len(x.shape) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, x.shape, strict=True))
 
 
 def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
-    """GatherElements of constants: an initializer."""
+    """Replace a GatherElements of constants by a Constant."""
     data, index = (constant_array(value) for value in node.inputs)
     if data is None or index is None or index.size > min(_MOST, data.size):
         return False
@@ -256,7 +274,7 @@ def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _selected_axis(node: ir.Node, rank: int) -> int | None:
-    """The axis of which a Gather takes one place; None of any other node."""
+    """Return the axis of which a Gather takes one index; None for any other node."""
     if node.op_type != "Gather" or node.domain != "":
         return None
     index = constant_array(node.inputs[1])
@@ -280,7 +298,7 @@ def _permutation_of(transpose: ir.Node) -> list[int] | None:
 
 
 def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
-    """The axes of an Unsqueeze or Squeeze, of ``rank`` axes in all; None where they are not stated as a constant."""
+    """Return the axes of an Unsqueeze or Squeeze as numbers from 0 to ``rank`` - 1; None if they are not constant."""
     axes = constant_integers(input_at(node, 1))
     if axes is None:
         return None
@@ -288,7 +306,7 @@ def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
 
 
 def _permutation_without(perm: Sequence[int], axes: set[int]) -> list[int]:
-    """The order that is left where these axes of the result are gone."""
+    """Return the permutation that remains after removing these axes of the result."""
     kept = [axis for i, axis in enumerate(perm) if i not in axes]
     order = sorted(kept)
     return [order.index(axis) for axis in kept]

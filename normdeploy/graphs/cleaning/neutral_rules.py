@@ -12,27 +12,29 @@ from .node_matching import bypass_node, constant_array, is_understood
 _NEUTRAL: dict[str, float | bool] = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": True, "Or": False}
 _COMMUTES = frozenset({"Add", "Mul", "And", "Or"})
 
-# What these make is never -0: a square root of -0 is, so Sqrt is not among them.
+# These never return -0. Sqrt is not among them, because the root of -0 is -0.
 _NEVER_MINUS_ZERO = frozenset({"Exp", "Sigmoid", "Softmax", "Abs", "Softplus", "ReduceL1", "ReduceL2"})
-# These read +0 and -0 alike.
+# These give the same result for +0 and -0.
 _READ_ZEROS_ALIKE = frozenset(
     {"Abs", "Cos", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sigmoid", "Softmax"}
 )
-# Of numbers that are never -0 these make others that are none.
+# These never return -0 if their input has none.
 _KEEP_SIGNS = frozenset(
     {"Expand", "Unsqueeze", "Identity", "ReduceMean", "ReduceSum", "Reshape", "Sqrt", "Squeeze", "Transpose"}
 )
-# nodes that are looked back
+# Maximum number of nodes that the search for a -0 follows.
 _STEPS = 8
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 
 def drop_neutral_operation(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop an operation with the neutral number.
+    """Drop an operation with its neutral number.
 
-    Premise: one number, exactly neutral, of no higher rank than x, so that nothing is broadcast. x · 1 and x / 1 are x
-    in IEEE 754 and in whole numbers. x - (+0) and x + (-0) are x too. -0 + (+0) and -0 - (-0) are +0: these go only
-    where the type has no -0, where x can't be -0, or where all that reads the result takes both zeros alike.
+    Premise: a single, exactly neutral number whose rank is at most that of x, so that nothing is broadcast. x · 1 and x
+    / 1 are x in IEEE 754 and for integers; so are x - (+0) and x + (-0). But -0 + (+0) and -0 - (-0) are +0. These are
+    dropped only if the type has no -0, if x can't be -0, or if all consumers treat both zeros alike.
+
+    Returns: whether the graph changed.
     """
     op = node.op_type
     if op not in _NEUTRAL or not is_understood(node, op) or len(node.inputs) != 2:
@@ -68,10 +70,10 @@ def _keeps_zero_signs(node: ir.Node, x: ir.Value, zero: np.ndarray) -> bool:
 
 
 def _is_never_minus_zero(value: ir.Value, steps: int) -> bool:
-    """Whether no element of ``value`` can be -0, by the nodes that make it.
+    """Return whether no element of ``value`` can be -0, judging by the nodes that make it.
 
-    A square is never -0, for -0 · -0 = +0. Sums and means of numbers that are none are none, of no number too: an empty
-    sum is +0. A sum of two is -0 only where both are. A root of +0 is +0. Views move numbers.
+    A square is never -0, for -0 · -0 = +0. Sums and means of numbers other than -0 are not -0 either; an empty sum is
+    +0. A sum of two numbers is -0 only if both are. The root of +0 is +0. Views only move numbers.
     """
     node = value.producer()
     if node is None or node.domain != "" or not steps or not node.inputs or node.inputs[0] is None:

@@ -1,4 +1,4 @@
-"""Read a node in full, or refuse it: an attribute or input that a rule does not know may change what the node means."""
+"""Read a node completely or refuse it, because an unknown attribute or input may change its meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rule = Callable[[ir.Graph, ir.Node], bool]
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
-# op -> (its attributes, the most inputs) that the rules read. ``is_understood`` refuses every other form.
+# op → (attributes, maximum number of inputs) that the rules read. ``is_understood`` refuses every other form.
 _READ: dict[str, tuple[tuple[str, ...], int | None]] = {
     "Add": ((), 2),
     "And": ((), 2),
@@ -43,7 +43,10 @@ _READ: dict[str, tuple[tuple[str, ...], int | None]] = {
 
 
 def is_understood(node: ir.Node | None, op: str) -> bool:
-    """Return whether ``node`` is the standard ``op`` and the rules read every attribute and input of it."""
+    """Return whether ``node`` is the standard ``op`` and the rules read all its attributes and inputs.
+
+    Returns: False also for a node without a first input or with several outputs.
+    """
     if node is None or node.op_type != op or node.domain != "" or len(node.outputs) != 1:
         return False
     attributes, inputs = _READ[op]
@@ -53,7 +56,10 @@ def is_understood(node: ir.Node | None, op: str) -> bool:
 
 
 def producer_of_op(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that makes ``value`` where it is the standard ``op``, whatever its attributes are."""
+    """Return the node that makes ``value`` if it is the standard ``op``, with any attributes.
+
+    Returns: None for another op, or for an input or initializer.
+    """
     if value is None:
         node = None
     else:
@@ -64,7 +70,10 @@ def producer_of_op(value: ir.Value | None, op: str) -> ir.Node | None:
 
 
 def understood_producer(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that makes ``value`` where it is an understood ``op``."""
+    """Return the node that makes ``value`` if it is an understood ``op``.
+
+    Returns: None for another op or form, or for an input or initializer.
+    """
     node = producer_of_op(value, op)
     if is_understood(node, op):
         return node
@@ -72,15 +81,22 @@ def understood_producer(value: ir.Value | None, op: str) -> ir.Node | None:
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
-    """Return the input at ``index``; None where it is left out."""
+    """Return the input at ``index``.
+
+    Returns: None if it is omitted.
+    """
     if index < len(node.inputs):
         return node.inputs[index]
     return None
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """Return the numbers of a constant; None of what is computed. An input with a default has no numbers here:
-    `simplify` puts the defaults aside before the rules run."""
+    """Return the numbers of a constant.
+
+    `simplify` sets the defaults of inputs aside before the rules run, so an input with a default is not constant.
+
+    Returns: None if ``value`` is computed or holds strings.
+    """
     if value is None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -90,7 +106,10 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
 
 
 def constant_integers(value: ir.Value | None) -> list[int] | None:
-    """Return the integers of a constant."""
+    """Return the integers of a constant as a flat list.
+
+    Returns: None if ``value`` is computed or not of an integer type.
+    """
     array = constant_array(value)
     if array is None or array.dtype.kind not in "iu":
         return None
@@ -98,7 +117,10 @@ def constant_integers(value: ir.Value | None) -> list[int] | None:
 
 
 def static_dims(value: ir.Value | None) -> list[int] | None:
-    """Return the dims of a tensor of known shape."""
+    """Return the dims of a tensor.
+
+    Returns: None if the rank or a dim is unknown.
+    """
     if value is None or value.shape is None:
         return None
     dims = [dim for dim in value.shape if isinstance(dim, int)]
@@ -108,19 +130,30 @@ def static_dims(value: ir.Value | None) -> list[int] | None:
 
 
 def is_same_size(a: object, b: object) -> bool:
-    """Return whether two dims are known to be equal: the same number, or the same name."""
+    """Return whether two dims are known to be equal.
+
+    Returns: True for the same number or the same name; an unnamed dim equals none.
+    """
     if isinstance(a, ir.SymbolicDim) and a.value is None:
         return False
     return a == b
 
 
 def int64_constant(values: list[int]) -> ir.Node:
-    """Return a Constant of int64."""
+    """Build a Constant of int64.
+
+    Returns: a node whose output has the shape [number of values].
+    """
     return ir.node("Constant", [], {"value": ir.tensor(np.array(values, np.int64))})
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, *new: ir.Node) -> bool:
-    """Put ``new`` in the place of ``old``; the last one makes its output. Returns: True."""
+    """Replace ``old`` by ``new``, whose last node makes the output.
+
+    The new nodes inherit the metadata of ``old``.
+
+    Returns: True.
+    """
     for node in new:
         node.metadata_props.update(old.metadata_props)
     ir.convenience.replace_nodes_and_values(graph, old, [old], list(new), old.outputs, new[-1].outputs)
@@ -128,18 +161,27 @@ def replace_node(graph: ir.Graph, old: ir.Node, *new: ir.Node) -> bool:
 
 
 def bypass_node(graph: ir.Graph, old: ir.Node, value: ir.Value | None) -> bool:
-    """Let readers of ``old`` read ``value``. Returns: True."""
+    """Let the readers of ``old`` read ``value``.
+
+    Returns: True.
+    """
     return replace_node(graph, old, ir.node("Identity", [value]))
 
 
 def write_reshape(graph: ir.Graph, old: ir.Node, dims: list[int]) -> bool:
-    """Put a Reshape of the first input of ``old`` in its place. Returns: True."""
+    """Replace ``old`` by a Reshape of its first input.
+
+    Returns: True.
+    """
     shape = int64_constant(dims)
     return replace_node(graph, old, shape, ir.node("Reshape", [old.inputs[0], shape.outputs[0]]))
 
 
 def write_transpose(graph: ir.Graph, old: ir.Node, x: ir.Value | None, order: list[int]) -> bool:
-    """Put a Transpose of ``x`` in the place of ``old``, or ``x`` itself where the order stays. Returns: True."""
+    """Replace ``old`` by a Transpose of ``x``, or by ``x`` itself if the order is unchanged.
+
+    Returns: True.
+    """
     if order == sorted(order):
         return bypass_node(graph, old, x)
     return replace_node(graph, old, ir.node("Transpose", [x], {"perm": order}))

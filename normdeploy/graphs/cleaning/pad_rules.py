@@ -1,4 +1,4 @@
-"""Rules for Pad in front of a convolution."""
+"""Rules for a Pad before a convolution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from .node_matching import constant_array, constant_integers, input_at, is_under
 
 
 def merge_pad_into_convolution(graph: ir.Graph, node: ir.Node) -> bool:
-    """Let Conv or ConvInteger pad what Pad pads.
+    """Move the padding of a Pad into the Conv or ConvInteger that reads it.
 
-    Premise: Pad is constant, by +0, by known counts ≥ 0 along spatial axes alone; the convolution pads by counts too
-    (``auto_pad`` is not set). It pads x by 0, ConvInteger by its zero point: this must be absent or 0. The windows then
-    hold the same numbers. 0 · w is 0 for finite weights alone, and kernels may skip it, so weights must be finite.
+    Premise: Pad is constant, by +0, and its counts are known, ≥ 0 and nonzero only on spatial axes. The convolution
+    pads by counts too (``auto_pad`` is not set). Conv pads x by 0, ConvInteger by its zero point, which must be absent
+    or 0. The windows then hold the same numbers. The weights must be finite, because only then is 0 · w = 0, and
+    kernels may skip that product.
+
+    Returns: whether the graph changed.
     """
     op = node.op_type
     if op not in {"Conv", "ConvInteger"} or not is_understood(node, op):
@@ -49,7 +52,7 @@ def merge_pad_into_convolution(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _is_zero_or_omitted(value: ir.Value | None) -> bool:
-    """Return whether a number is left out, or +0."""
+    """Return whether a number is omitted or +0."""
     if value is None:
         return True
     array = constant_array(value)
@@ -60,7 +63,7 @@ def _is_zero_or_omitted(value: ir.Value | None) -> bool:
 
 
 def _pad_counts(pad: ir.Node, rank: int) -> list[int] | None:
-    """Return how many are added before and behind each axis, in the order of ONNX's ``pads``."""
+    """Return the counts before and after each axis, in the order of ONNX's ``pads``; None if they are not constant."""
     stated = constant_integers(input_at(pad, 1))
     axes = constant_integers(input_at(pad, 3))
     if stated is None or (input_at(pad, 3) is not None and axes is None):

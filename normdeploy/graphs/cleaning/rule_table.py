@@ -1,4 +1,4 @@
-"""All rules by the op that each rewrites, and the pass that applies them in one walk."""
+"""Table of all rules by the op that each rewrites, and the pass that applies them in one walk."""
 
 from __future__ import annotations
 
@@ -38,9 +38,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 
 class CleaningRules(ir.passes.InPlacePass):
-    """Apply the first rule that fits to each node, bodies of If, Loop and Scan included."""
+    """Pass that applies the first matching rule to each node, bodies of If, Loop and Scan included."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Walk every graph of the model once.
+
+        Returns: the model, changed in place, and whether it changed.
+        """
         modified = False
         for graph in list(model.graphs()):
             for node in graph:

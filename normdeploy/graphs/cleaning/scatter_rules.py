@@ -1,4 +1,4 @@
-"""Rules for ScatterND that overwrites all."""
+"""Rule for a ScatterND that overwrites all rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from .node_matching import (
 
 
 def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace ScatterND by its updates, where it writes each row once and reads none.
+    """Replace a ScatterND by its updates if it writes each row exactly once.
 
-    Premise: no reduction (a reduction combines data with updates); indices of shape [n, 1] hold 0 … n-1 in this order,
-    n the first dim of data. The standard then asks for updates of data's shape, so row i of the result is row i of the
-    updates. The indices are constant, or Unsqueeze(Range(0, d, 1), [-1]) with d a dim that has the size of the first.
+    Premise: ScatterND has no reduction, which would combine data with updates. The indices, of shape [n, 1], hold 0 …
+    n-1 in this order, with n the first dim of data. The standard then requires updates of data's shape, so row i of the
+    result is row i of the updates. The indices are constant, or Unsqueeze(Range(0, d, 1), [-1]) with d a dim equal to
+    n.
+
+    Returns: whether the graph changed.
     """
     if not is_understood(node, "ScatterND") or node.attributes.get_string("reduction", "none") != "none":
         return False
@@ -40,7 +43,7 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
-    """Return whether ``indices`` are [[0], [1], …] as many as ``rows``, counted by Range."""
+    """Return whether a Range computes ``indices`` as [[0], [1], …], one for each of ``rows``."""
     unsqueeze = understood_producer(indices, "Unsqueeze")
     if unsqueeze is None:
         counted = None

@@ -1,7 +1,7 @@
 """Rules for views: Reshape, Flatten, Transpose, Slice and the Reshapes around a MatMul. No number is computed.
 
-A view is a bijection of positions, so two views with equal sizes in row-major order are equal bit by bit, whatever the
-type. Each rule therefore only has to show that the shape is the one before, for dims of size 0 as well.
+A view is a bijection of positions, so two views with the same sizes in row-major order are equal bit by bit, for every
+type. Each rule therefore only has to show that the shape is unchanged, for dims of size 0 too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from .node_matching import (
     write_transpose,
 )
 
-# An end of a Slice beyond this is beyond every axis.
+# A Slice that ends beyond this reaches the end of every axis.
 _UNBOUNDED = 2**62
 
 
 def write_static_reshape(graph: ir.Graph, node: ir.Node) -> bool:
     """Replace a computed shape by the inferred one.
 
-    Premise: at most one dim of the inferred shape is unknown, and no other is 0. Then -1 stands for the unknown one:
-    the elements divided by a product that is not 0.
+    Premise: at most one dim of the inferred shape is unknown, and no other is 0. Then -1 denotes the unknown dim: the
+    number of elements divided by a nonzero product.
+
+    Returns: whether the graph changed.
     """
     computed = is_understood(node, "Reshape") and constant_array(node.inputs[1]) is None
     return computed and _write_inferred_shape(graph, node)
@@ -47,11 +49,13 @@ def _write_inferred_shape(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
-    """Let a Reshape of a Reshape read what the first one reads, where a single 0 of its shape copies a dim.
+    """Let a Reshape read the input of the Reshape before it, if a single 0 of its shape copies a dim.
 
-    Premise: a constant shape without -1, with 0 in one place that the inferred output leaves unknown. The other dims
-    are positive, so -1 in that place gives the same size: the elements divided by their product. (`movement_rules`
-    merges Reshapes whose shape holds no 0.)
+    Premise: the shape is constant, without -1, with one 0 for a dim that the inferred output leaves unknown. The other
+    dims are positive, so -1 in its position gives the same size: the number of elements divided by their product.
+    `movement_rules` merges Reshapes whose shape contains no 0.
+
+    Returns: whether the graph changed.
     """
     if not is_understood(node, "Reshape") or understood_producer(node.inputs[0], "Reshape") is None:
         return False
@@ -62,14 +66,17 @@ def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     if 0 not in wanted:
         return False
     sizes = [dim if n == 0 and isinstance(dim, int) else n for n, dim in zip(wanted, made, strict=True)]
-    # A dim of size 0 stays a 0 here, and is refused unless it is the only one and no -1 is there.
+    # A dim of size 0 stays 0 here. It is refused unless it is the only 0 and there is no -1.
     if sizes.count(0) > 1 or (0 in sizes and -1 in sizes):
         return False
     return write_reshape(graph, node, [n or -1 for n in sizes])
 
 
 def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
-    """Reshape(Squeeze(x), [-1]) is x where x has one axis: its elements in one row."""
+    """Replace Reshape(Squeeze(x), [-1]) by x if x has one axis, because the elements are already in one row.
+
+    Returns: whether the graph changed.
+    """
     if not is_understood(node, "Reshape") or constant_integers(node.inputs[1]) != [-1]:
         return False
     squeeze = understood_producer(node.inputs[0], "Squeeze")
@@ -80,21 +87,29 @@ def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def write_flatten_as_reshape(graph: ir.Graph, node: ir.Node) -> bool:
-    """Write Flatten as a Reshape, which merges with others.
+    """Replace a Flatten by a Reshape, which merges with others.
 
-    Premise: one of both dims of the output is known and positive, so that -1 is the other, also of no elements; or both
-    are known.
+    Premise: one of the output's two dims is known and positive, so -1 gives the other, even without elements; or both
+    are known and positive.
+
+    Returns: whether the graph changed.
     """
     return is_understood(node, "Flatten") and _write_inferred_shape(graph, node)
 
 
 def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
-    """Reshape(MatMul(Reshape(a), [Reshape](b))) is MatMul(a, b) where the Reshapes only merge leading axes.
+    """Replace Reshape(MatMul(Reshape(a), [Reshape](b))) by MatMul(a, b) if the Reshapes only merge leading axes.
 
-    Premise, all shapes static and positive. Linear: a is [*L, K] and becomes [prod L, K], b is [K, N], the result is
-    [*L, N]: each row of the result is one row of a times b. Batched: a is [*L, M, K] and becomes [prod L, M, K], b is
-    [*L, K, N] and becomes [prod L, K, N], the result is [*L, M, N]: product i of the merged axis is product i of the
-    leading axes. Either way the same dot products of the same numbers.
+    Premise: all shapes are static and positive, in one of two forms:
+
+    - Linear: a is [*L, K] and becomes [prod L, K], b is [K, N], the result is [*L, N]. Each row of the result is one
+      row of a times b.
+    - Batched: a is [*L, M, K] and becomes [prod L, M, K], b is [*L, K, N] and becomes [prod L, K, N], the result is
+      [*L, M, N]. Product i of the merged axis is product i of the leading axes.
+
+    Either way the same numbers form the same dot products.
+
+    Returns: whether the graph changed.
     """
     if not is_understood(node, "Reshape"):
         return False
@@ -127,7 +142,10 @@ def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
-    """Compose two Transposes, and drop one that keeps the order. Premise: both state their permutation."""
+    """Compose two Transposes, or drop one that keeps the order. Premise: both state their permutation.
+
+    Returns: whether the graph changed.
+    """
     if not is_understood(node, "Transpose"):
         return False
     order = list(node.attributes.get_ints("perm", ()))
@@ -148,17 +166,19 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _have_same_shape(a: ir.Value, b: ir.Value) -> bool:
-    """Return whether both are known to be of one shape."""
+    """Return whether both are known to have the same shape."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(is_same_size(p, q) for p, q in zip(a.shape, b.shape, strict=True))
 
 
 def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Slice that takes all.
+    """Drop a Slice that takes everything.
 
-    Premise: constant steps of 1. Then a Slice takes a range of each axis, which is the whole axis where it starts at 0
-    and ends at the size or beyond; or, of computed starts and ends, where the output has the size of the input.
+    Premise: the steps are constant and 1, so a Slice takes a range of each axis. A range is the whole axis if it starts
+    at 0 and ends at the size or beyond. With computed starts and ends, the output must have the input's shape.
+
+    Returns: whether the graph changed.
     """
     if not is_understood(node, "Slice"):
         return False
