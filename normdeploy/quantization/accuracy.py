@@ -17,11 +17,11 @@ from ..precision.tensor_ranges import serialize_for_session
 from ..runtimes.crash_check import require_no_crash
 from ..types import Arrays
 
-# square of the normal distribution's 95 % quantile
+# Square of the normal distribution's 95 % quantile.
 _SQUARED = 1.6449**2
-# one dict for each batch: output → value
+# One dict for each batch: output → value.
 Outputs = list[dict[str, np.ndarray]]
-# relative error of an output from which on a note reports it
+# Relative error of an output from which on a note reports it.
 _FAR = 0.1
 
 

@@ -37,11 +37,11 @@ from .qdq_writer import LayerPlan
 # Damping as a share of the mean of H's diagonal, multiplied by channels / rows if rows are fewer. False: matrices.
 # True: convolutions, which read each sample at many places.
 DAMPING = {False: 0.1, True: 0.01}
-# rows of W between products with all rows rounded before
+# Rows of W between products with all rows rounded before.
 _BLOCK = 128
 # Fewer rows say nothing about H.
 _FEWEST = 16
-# shares of a block's largest weight that are tried for its scale
+# Shares of a block's largest weight that are tried for its scale.
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 

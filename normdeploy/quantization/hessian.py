@@ -18,11 +18,11 @@ from ..types import Arrays
 from .activation_stats import unmasked_rows
 from .number_formats import ScaleZeroPoint, quantize_dequantize
 
-# windows of a convolution
+# Windows of a convolution.
 WINDOWS = 2**14
-# channels above which H is kept and factored in float32
+# Channels above which H is kept and factored in float32.
 _WIDE = 4096
-# bytes of H in memory at a time
+# Bytes of H in memory at a time.
 _HELD = 2**30
 
 

@@ -14,9 +14,9 @@ from ..types import Arrays, Progress
 from . import accuracy
 from .qdq_writer import LayerPlan
 
-# batches on which each layer is tried alone
+# Batches on which each layer is tried alone.
 _FEW = 2
-# layers that an error lists
+# Layers that an error lists.
 _NAMED = 5
 
 

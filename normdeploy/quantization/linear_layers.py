@@ -17,7 +17,7 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_subgraphs
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
-# nodes of a scale and shift
+# Nodes of a scale and shift.
 _LONGEST = 8
 SPLIT = frozenset(op for op, row in DEFAULT.items() if row.has_scale and "axis" in row.attributes)
 

@@ -21,7 +21,7 @@ from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
 from ..types import Arrays, Progress
 
-# bytes of a model from which on its weights are saved beside it
+# Bytes of a model from which on its weights are saved beside it.
 _LARGE = 2**30
 
 

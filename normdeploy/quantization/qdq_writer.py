@@ -27,7 +27,7 @@ from .number_formats import (
     weight_scales,
 )
 
-# largest number of steps in a bias: half of int32's range
+# Largest number of steps in a bias: half of int32's range.
 _MOST = 2.0**30
 
 
@@ -195,11 +195,11 @@ class _QdqWriter:
         self.nodes: list[onnx.NodeProto] = []
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
-        # results of a DynamicQuantizeLinear, and constants of a weight without its DequantizeLinear
+        # Results of a DynamicQuantizeLinear, and constants of a weight without its DequantizeLinear.
         self._parts: dict[tuple[str, str], list[str]] = {}
-        # results of pairs that all readers use
+        # Results of pairs that all readers use.
         self.done: set[str] = set()
-        # corrected bias → channels that the correction leaves out
+        # Corrected bias → channels that the correction leaves out.
         self.recentred_biases: dict[str, list[int]] = {}
 
     def fresh_name(self, name: str) -> str:

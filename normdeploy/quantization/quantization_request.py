@@ -19,7 +19,7 @@ from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
 
 # Input channels that share a scale in INT4; TensorRT and onnxruntime both support this size.
 BLOCK = 64
-# layer names that an error lists
+# Layer names that an error lists.
 _LISTED = 8
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})

@@ -54,7 +54,7 @@ from .scale_migration import InputCondition, migrate_scales
 from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
-# seconds that the float64 reference may take, with (True) or without (False) a requested metric
+# Seconds that the float64 reference may take, with (True) or without (False) a requested metric.
 _LONG = {True: 60.0, False: 10.0}
 
 

@@ -27,7 +27,7 @@ from ..norms.norm_table import DEFAULT
 from ..storage.onnx_domains import is_standard
 from .linear_layers import find_linear_layers
 
-# RMS norms with one input besides the scale, as files write them without a domain
+# RMS norms with one input besides the scale, as files write them without a domain.
 RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
 NORMS = RMS | {"LayerNormalization"}
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})

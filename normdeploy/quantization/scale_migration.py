@@ -66,7 +66,7 @@ class _MigrationPass:
     rewriter: Rewriter
     conditions: Mapping[str, InputCondition]
     migrations: list[Migration] = field(default_factory=list)
-    # copies of views, by the ids of their new input and of the original view; all layers share them
+    # Copies of views, by the ids of their new input and of the original view; all layers share them.
     views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)
 
     @property

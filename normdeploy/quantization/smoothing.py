@@ -21,15 +21,15 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# largest share of the error that may remain, behind a norm (True) and elsewhere (False)
+# Largest share of the error that may remain, behind a norm (True) and elsewhere (False).
 _WORTH = {True: 0.95, False: 0.75}
 # Fewer rows say nothing about the error.
 _FEWEST = 16
 # Share of the variance from rounding the weights that `gptq` leaves on inputs that it did not see.
 _COMPENSATED = 0.7
-# rows that are rounded and multiplied if no formula gives the error
+# Rows that are rounded and multiplied if no formula gives the error.
 _SIMULATED = 512
-# smallest factor as a share of the largest
+# Smallest factor as a share of the largest.
 _FINEST = 2.0**-12
 # Smallest relevant product of a channel and its weights, as a share of the largest; less is lost by all rounding.
 _IDLE = 2.0**-16
@@ -38,13 +38,13 @@ COARSE = np.arange(4, 9) / 8
 # Smallest scale as a share of the shift; with a smaller one, float32 leaves too few digits of the scaled part.
 _SHOWN = 2.0**-12
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
-# quantiles of the channels' half widths, used as a lower limit of each half width
+# Quantiles of the channels' half widths, used as a lower limit of each half width.
 _LEAST = (0.5, 0.8, 0.95)
-# shares of the median half width that are added to each half width
+# Shares of the median half width that are added to each half width.
 _ROOMS = (0.0, 0.5, 1.0)
 
 
-# (least, room) of `factors_from_ranges`, or an alpha, or None for no change
+# (least, room) of `factors_from_ranges`, or an alpha, or None for no change.
 Choice = tuple[float, float] | float | None
 
 

@@ -38,9 +38,9 @@ from .hadamard import largest_order, signed_hadamard
 from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
 from .stream_edits import FLOAT, StreamEdits, StreamMap, prove_nodes
 
-# first opset with RMSNormalization
+# First opset with RMSNormalization.
 OPSET = 23
-# ops between a Softmax and its product with the values
+# Ops between a Softmax and its product with the values.
 _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 
 
@@ -48,9 +48,9 @@ _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 class _RotationPass:
     rewriter: Rewriter
     migrations: list[Migration] = field(default_factory=list)
-    # ids of norms that were examined
+    # Ids of norms that were examined.
     looked_at: set[int] = field(default_factory=set)
-    # ids of tensors that were rotated
+    # Ids of tensors that were rotated.
     turned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

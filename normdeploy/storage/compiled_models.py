@@ -14,9 +14,9 @@ from ..errors import GraphError
 OP = "EPContext"
 DOMAIN = "com.microsoft"
 PROVIDER = "NvTensorRTRTXExecutionProvider"
-# wheel of that provider; for CUDA 12 it ends in cu12
+# Wheel of that provider; for CUDA 12 it ends in cu12.
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
-# characters of a file's own text that a message quotes
+# Characters of a file's own text that a message quotes.
 _SHOWN = 80
 
 

@@ -27,7 +27,7 @@ SCHEMA = 2
 _OLDER = 1
 _PROPERTY = "normdeploy"
 
-# loading flags that run no code
+# Loading flags that run no code.
 DATA = ("key", "inputs", "dims", "eval", "task", "part")
 # Loading flags that import code, with its arguments; ``trust`` is among the export's flags.
 CODE = (
@@ -35,11 +35,11 @@ CODE = (
     "model_args",
     "imports",
 )
-# largest size of a dim in ONNX
+# Largest size of a dim in ONNX.
 _LARGEST = 2**63 - 1
-# largest absolute limit of a range, so that the difference of two limits is still a float
+# Largest absolute limit of a range, so that the difference of two limits is still a float.
 _FARTHEST = 2.0**1022
-# characters of one text flag
+# Characters of one text flag.
 _LONGEST = 4096
 
 

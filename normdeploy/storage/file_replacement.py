@@ -27,7 +27,7 @@ from ..types import PathLike
 if sys.platform != "win32":
     import fcntl
 
-# temporary files and folders of this process
+# Temporary files and folders of this process.
 _unfinished: set[Path] = set()
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

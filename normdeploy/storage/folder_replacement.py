@@ -17,9 +17,9 @@ from ..errors import NormdeployError
 from ..types import PathLike
 from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
 
-# renameat2's RENAME_EXCHANGE
+# renameat2's RENAME_EXCHANGE.
 _EXCHANGE = 2
-# AT_FDCWD
+# AT_FDCWD.
 _HERE = -100
 
 

@@ -11,7 +11,7 @@ from ..norms.norm_table import STANDARD, OpOwner, rows_of_owner
 
 _OLD = rows_of_owner(OpOwner.ONNX_18)
 _PLUGINS = rows_of_owner(OpOwner.TENSORRT)
-# ops that onnxruntime adds to ONNX's domain under names that ONNX itself does not use
+# Ops that onnxruntime adds to ONNX's domain under names that ONNX itself does not use.
 _ADDED = {op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 

@@ -43,15 +43,15 @@ __all__ = [
     "write_bytes",
 ]
 
-# largest size of a protobuf message in bytes
+# Largest size of a protobuf message in bytes.
 PROTOBUF_LIMIT = 2**31 - 1
-# characters of the checker's message that an error quotes
+# Characters of the checker's message that an error quotes.
 _TOLD = 400
 # Bytes of an external weight that is always read; larger ones hold no sizes and no thresholds.
 _SMALL = 2**12
 # Bytes by which external weights may exceed the size of their files.
 _SHARED = 64 << 20
-# a domain unknown to the checker
+# A domain unknown to the checker.
 _APART = "normdeploy.contrib"
 
 

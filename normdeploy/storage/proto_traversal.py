@@ -154,7 +154,7 @@ def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [v for v in graph.input if v.name not in initializers]
 
 
-# domain, name, overload
+# Domain, name, overload.
 FunctionKey = tuple[str, str, str]
 
 

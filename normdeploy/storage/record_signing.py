@@ -32,11 +32,11 @@ from ..types import PathLike
 from .file_replacement import lock_folder, resolve_writable_path, write_bytes
 
 TEAM_KEY = "NORMDEPLOY_KEY"
-# bytes of the user's key; a team's key has at least as many
+# Bytes of the user's key; a team's key has at least as many.
 _KEY_BYTES = 32
-# largest size of a signature or a team's key, in bytes
+# Largest size of a signature or a team's key, in bytes.
 _MOST = 1 << 20
-# schema number of the document
+# Schema number of the document.
 _SIGNATURE = 1
 
 

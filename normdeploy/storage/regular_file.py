@@ -10,7 +10,7 @@ import time
 from ..errors import InputError
 from ..types import PathLike
 
-# seconds until a pipe must have ended
+# Seconds until a pipe must have ended.
 PATIENCE = 10.0
 
 

@@ -20,9 +20,9 @@ import onnx
 
 from ..errors import GraphError
 
-# smallest weight, in bytes, that is worth sharing
+# Smallest weight, in bytes, that is worth sharing.
 SMALLEST = 2**14
-# numpy's own types, which raw_data stores in the same layout
+# numpy's own types, which raw_data stores in the same layout.
 _TYPES = frozenset({"float16", "float32", "float64"})
 _LOCATION = f"held by the process {secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()

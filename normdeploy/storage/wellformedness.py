@@ -20,9 +20,9 @@ from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-# types that store two numbers for each element
+# Types that store two numbers for each element.
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
-# numpy's limit
+# numpy's limit.
 _MOST_RANK = 64
 # numpy multiplies the sizes and the bytes of an element (at most 16) as int64, even if one of the sizes is 0.
 _MOST_PLACES = 2**59
