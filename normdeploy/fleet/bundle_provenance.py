@@ -15,7 +15,7 @@ from .fork_client import ProcessVanished
 from .job_steps import JobStep
 from .step_store import StepStore
 
-# A step's key is appended.
+# Prefix of a step's name in the provenance; its key is appended.
 STEP = "urn:normdeploy:step:"
 
 

@@ -25,7 +25,7 @@ from .store_backends import FolderBackend
 
 # Folders that differ from copy to copy (docs/teams.md).
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})
-# In nanoseconds.
+# Nanoseconds since its last change below which a file's hash is not remembered.
 _YOUNG = 2_000_000_000
 
 

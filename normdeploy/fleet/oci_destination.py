@@ -39,7 +39,7 @@ _KINDS = {
 }
 # Bytes; longer files are uploaded in chunks of this size.
 _CHUNKED = 64 * 2**20
-# Seconds within which a registry must answer first.
+# Seconds within which a registry must answer the first request.
 _SECONDS = 20
 # Repository names as in distribution-spec.
 _NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")

@@ -64,7 +64,7 @@ class CellOutcome:
     - "verified": all requested steps were done, with right results;
     - "built": the engine was built but not run on its GPU, or no verify step was requested;
     - "wrong" or "failed": a step was;
-    - "not run": no machine can build it;
+    - "not run": no machine can build or run it;
     - "stale": in a dry run, a step would run.
 
     Attributes:
