@@ -85,8 +85,8 @@ class SeenRows:
     """Rows of a layer's input, with the ranges of its channels.
 
     The error of each row counts relative to the length of its product, because the norm behind brings all rows to the
-    same length. Some tokens have a channel a hundred times as large as the others (Sun et al., Massive Activations,
-    arXiv 2402.17762).
+    same length. For some tokens a channel is a hundred times as large as for the others (Sun et al., Massive
+    Activations, arXiv 2402.17762).
 
     Attributes:
         rows: [rows, channels].
