@@ -1,9 +1,9 @@
-"""What tells Ray's autoscaler that steps wait for a machine which no node is.
+"""Tell Ray's autoscaler which resources steps wait for.
 
-Ray starts nodes for tasks that no node has room for. A step is given to nodes that are there, so one without a machine
-is not among them; a task stands for it that does nothing and takes what the node would state: ``cc89``, ``builder``, a
-CPU. Such tasks end with the driver, however that ends, unlike ``ray.autoscaler.sdk.request_resources``, which holds
-until somebody takes it back.
+Ray starts nodes for tasks that no node has room for. But a step is only submitted to existing nodes, so Ray does not
+see a step that no node can run. A placeholder task represents it: it does nothing and needs the resource that a node
+would state: ``cc89``, ``builder``, or a CPU. Such tasks always end with the driver, unlike
+``ray.autoscaler.sdk.request_resources``, which stays in force until somebody revokes it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,20 @@ CPU = "CPU"
 
 
 def gpu_resource(needs: StepNeeds) -> str:
-    """What a node for GPUs of that kind states: "cc89"."""
+    """Return the resource that a node with such GPUs states.
+
+    Returns:
+        for example "cc89".
+    """
     return f"cc{needs.capability.replace('.', '')}"
 
 
 def resource_of_step(step: JobStep) -> str:
-    """The resource by which Ray finds a machine for a step, besides a CPU; "CPU" where that is all."""
+    """Return the resource by which Ray finds a machine for a step, besides a CPU.
+
+    Returns:
+        a GPU resource or "builder"; "CPU" if a CPU is enough.
+    """
     if step.needs.capability:
         return gpu_resource(step.needs)
     if step.verb == "build":
@@ -34,18 +42,26 @@ def resource_of_step(step: JobStep) -> str:
 
 
 class ResourceDemand:
-    """Args:
-    ray: the module, connected.
+    """Keep placeholder tasks for resources that steps wait for.
+
+    Args:
+        ray: the module, connected.
     """
 
     def __init__(self, ray: Any) -> None:
         self._ray, self._task = ray, ray.remote(max_retries=0)(_run_placeholder)
-        # resource -> tasks
+        # Resource → tasks.
         self._pending: dict[str, list[Any]] = {}
 
     def set_pending_resources(self, wanted: Iterable[str], offered: Iterable[str]) -> None:
-        """Have one task wait for each of the resources, but none for those that a node has: what a step lacks there,
-        another node of the kind would lack too."""
+        """Keep one placeholder task for each wanted resource.
+
+        Resources that a node offers get none: a new node of the same kind would lack the same things for the step.
+
+        Args:
+            wanted: one entry for each waiting step.
+            offered: resources of the existing nodes.
+        """
         counts = Counter(wanted)
         for name in offered:
             counts.pop(name, None)
@@ -57,7 +73,7 @@ class ResourceDemand:
                 ended = []
             tasks = [task for task in tasks if task not in ended]
             for task in tasks[counts[name] :]:
-                # of Ray: it may have ended, or the cluster may be gone
+                # Ray raises if the task has ended or the cluster is gone.
                 with suppress(Exception):
                     self._ray.cancel(task, force=True)
             kept = tasks[: counts[name]]
@@ -74,4 +90,4 @@ class ResourceDemand:
 
 
 def _run_placeholder() -> None:
-    """Runs when the node is there."""
+    """Do nothing; runs when the node is there."""

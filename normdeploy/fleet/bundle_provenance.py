@@ -1,7 +1,7 @@
-"""Where the bundle of a fleet comes from: the steps behind it, and the files that these have read.
+"""Record the provenance of a fleet's bundle: the steps behind it, and the files that they read.
 
-It says nothing of times and machines, so that equal fleets give equal bundles; the signed records of the steps, which
-it names, do.
+It contains no times and no machines, so that equal fleets give equal bundles. The signed records of the steps, which it
+names, contain these.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from .fork_client import ProcessVanished
 from .job_steps import JobStep
 from .step_store import StepStore
 
-# with a step's key behind it
+# Prefix of a step's name in the provenance; its key is appended.
 STEP = "urn:normdeploy:step:"
 
 
 def bundle_origin(
     step: JobStep, key: str, inputs: Mapping[str, str], made: Mapping[str, str], store: StepStore
 ) -> ProvenanceRecord:
-    """
+    """Build the provenance of a bundle.
+
     Args:
-        inputs: path in the step's folder -> SHA-256.
-        made: the steps before it -> their keys.
+        inputs: path in the step's folder → SHA-256.
+        made: names of the steps before it → their keys.
+
+    Returns:
+        the record, with the options of all steps and all their inputs. An input that another step read with other
+        content gets the step's name as a prefix.
 
     Raises:
-        Vanished: a record of theirs is gone from the store, or not to be believed.
+        ProcessVanished: a record of these steps is missing from the store or is not trusted.
     """
     argv: dict[str, Any] = {}
     found = dict(inputs)

@@ -1,6 +1,6 @@
-"""One verb with a store: what was made of the same input before is taken from it, else made and kept.
+"""Run one verb with a store: reuse the stored result for the same input, otherwise run and store it.
 
-The call becomes a step as a fleet has it, so that a fleet and single calls find what the other made.
+The call becomes a step like those of a fleet, so a fleet and single calls reuse each other's results.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from .step_inputs import StepTask, lookup_record, resolve_inputs
 from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 
-# what a verb writes as its output; the others write model.onnx
+# Output file of a verb; all others write model.onnx.
 _MADE = {"build": "model.engine"}
-# of a call whose objects are damaged
+# Tries of a call whose objects are damaged.
 _TRIES = 3
 
 
 @dataclass(frozen=True)
 class CachedResult:
-    """What a verb made.
+    """Result of a verb.
 
-    ``log`` is what it printed; ``report`` its JSON report, in which files have the names that they had in the step's
-    folder, and no times. ``cached``: it was in the store. ``notes`` say what was damaged there, and made again.
+    Attributes:
+        record: record of the step.
+        cached: the result was in the store.
+        log: output that the verb printed.
+        report: JSON report, without times and with the file names of the step's folder.
+        notes: notes on damaged results that were made again.
     """
 
     record: StepRecord
@@ -54,18 +58,22 @@ def call_with_cache(
     store: PathLike | None,
     output: Path | None = None,
 ) -> CachedResult:
-    """What the verb makes of its files. What the store has of it is compared with its hashes; if it is damaged, it is
-    made again.
+    """Call a verb, or take its result from the store.
+
+    Stored files are compared with their hashes; damaged results are made again.
 
     Args:
-        sources: the verb's arguments in their order, as they are named in the step's folder -> where they are.
-        options: by their names on the command line, with "_" for "-"; without the output and the report.
-        output: where the file that is made is put, with what belongs to it beside it.
+        sources: the verb's arguments in their order: name in the step's folder → path.
+        options: options by their command-line names, with "_" for "-", without the output and the report.
+        store: place of the store; None takes the default.
+        output: path of the output file; further files are put beside it. None writes nothing.
+
+    Returns:
+        the result.
 
     Raises:
-        NormdeployError: the verb's own error, one of the store, or ``output`` can't be written; what stood there is
-            left.
-        Damaged: what was made is damaged in the store again and again.
+        NormdeployError: an error of the verb or of the store, or ``output`` can't be written; an existing file is kept.
+        DamagedObject: the result is damaged in the store again and again.
     """
     if output is not None:
         resolve_writable_path(output)
@@ -107,12 +115,12 @@ def call_with_cache(
 
 
 def _output_name(record: StepRecord) -> str:
-    """The file that the verb writes as its output."""
+    """Return the name of the verb's output file."""
     return _MADE.get(record.depends["argv"][0], "model.onnx")
 
 
 def _find_missing_output(record: StepRecord, output: Path | None) -> str:
-    """A file that a record of this verb names, if nobody has changed it; "" where it names all."""
+    """Return a required file that the record does not name; "" if it names all. A changed record may lack files."""
     wanted = [Path(REPORT).name, *([_output_name(record)] if output is not None else [])]
     return next((name for name in wanted if name not in record.outputs), "")
 
@@ -130,7 +138,10 @@ def _run_now(task: StepTask, store: StepStore, machine: FleetMachine) -> StepRec
 
 
 def _remove_damaged_objects(store: StepStore, record: StepRecord) -> None:
-    """Objects are kept by their hashes: one that is damaged would stand in the place of what is made again."""
+    """Remove damaged objects of a record.
+
+    Objects are stored by their hashes, so a damaged object would block the new one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for stored in (*record.outputs.values(), record.log):
             target = Path(folder) / stored.sha256
@@ -140,20 +151,21 @@ def _remove_damaged_objects(store: StepStore, record: StepRecord) -> None:
 
 
 def _write_outputs(store: StepStore, record: StepRecord, output: Path) -> None:
-    """Put the file that was made where it is wanted, with what belongs to it beside it.
+    """Copy the output file to its place, with further files beside it.
 
     Raises:
-        NormdeployError: it can't be written; what stood there is left.
-        Damaged: what the store holds is not what was made; nothing is written.
+        NormdeployError: it can't be written; an existing file is kept.
+        DamagedObject: a stored file is damaged; nothing is written.
     """
     made = _output_name(record)
     others = [name for name in record.outputs if name not in (made, Path(REPORT).name)]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         for name in (*others, made):
             store.get(record.outputs[name], Path(folder) / Path(name).name)
-        # the file itself last: it refers to the others
+        # The output file is last, because it refers to the others.
         for name in (*others, made):
-            # weights keep the name by which the file knows them; a signature has that of its file
+            # Weights keep their names, to which the output file refers; a signature is named after the
+            # output.
             if name == made:
                 target = output
             else:

@@ -1,8 +1,8 @@
-"""The hashes of files outside the store, remembered as long as the files look the same.
+"""Hash files outside the store, and remember the hashes while the files look unchanged.
 
-A file that keeps its size, its time of change (nanoseconds), its inode and its time of status change is taken to be the
-same. One that changed within two seconds of being hashed is hashed again next time: a second change could not be told
-from the first.
+A file counts as unchanged if its size, modification time (nanoseconds), inode and status change time are the same. A
+file that changed within two seconds of being hashed is hashed again next time, because a second change could go
+unnoticed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 
-# differ from copy to copy (docs/teams.md)
+# Folders that differ from copy to copy (docs/teams.md).
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})
-# nanoseconds
+# Nanoseconds since its last change below which a file's hash is not remembered.
 _YOUNG = 2_000_000_000
 
 
 class FileHashes:
-    """Args:
-    memory: a file that is read at first and written by ``save``; None: nothing is remembered.
-    seal, opened: as of a `normdeploy.fleet.step_store.StepStore`. A store may be written by others: who could say there
-    that a
-        model has the hash of another one would be served what was made of that, signed and all.
+    """Remember the hashes of files.
+
+    Others may write to the store. If they could claim that a model has the hash of another one, its user would get the
+    results of that other model, even signed. So remembered hashes are sealed like records.
+
+    Args:
+        memory: file that is read at first and written by ``save``; None remembers nothing.
+        seal: as of a `normdeploy.fleet.step_store.StepStore`.
+        opened: as of a `normdeploy.fleet.step_store.StepStore`.
     """
 
     def __init__(
@@ -55,13 +59,25 @@ class FileHashes:
 
     @classmethod
     def load_cache(cls, store: StepStore) -> FileHashes:
-        """What is remembered in a store; nothing in one that is no folder of this machine."""
+        """Load the hashes that a store remembers.
+
+        Returns:
+            the hashes; nothing is remembered in a store that is not a folder of this machine.
+        """
         if not isinstance(store.place, FolderBackend):
             return cls()
         return cls(store.place.root / "hashes.json", store.seal, store.opened)
 
     def hash_path(self, place: str, path: Path) -> dict[str, tuple[Path, StoredFile]]:
-        """A file, or all files of a folder, once for a run: path below ``place`` -> where it is, and its content.
+        """Hash a file, or all files of a folder, once in a run.
+
+        An ONNX file brings its external weights with it.
+
+        Args:
+            place: path of the file or folder in the step's folder.
+
+        Returns:
+            path in the step's folder → (file, content).
 
         Raises:
             InputError: it can't be read.
@@ -74,8 +90,9 @@ class FileHashes:
         return {os.path.normpath(f"{place}/{name}") if name else place: told for name, told in self._seen[path].items()}
 
     def save(self) -> None:
+        """Write the remembered hashes, if there are new ones."""
         if self._memory is not None and self._changed:
-            # it is for speed alone
+            # The memory only saves time, so errors are ignored.
             with suppress(NormdeployError):
                 write_bytes(self._memory, self._seal(json.dumps(self._known).encode()))
 
@@ -109,7 +126,7 @@ def _list_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _list_external_data(path: Path) -> list[tuple[str, Path]]:
-    """The files that hold an ONNX file's weights: ("", ...) stands for the file itself, "../NAME" for one beside it."""
+    """List the files with an ONNX file's weights, each as "../NAME" because it is beside the file."""
     if path.suffix != ".onnx":
         return []
     names = set[str]()

@@ -1,4 +1,4 @@
-"""The verbs of a fleet: run it, look at it, say what an update would change."""
+"""Define the verbs of a fleet: run it, show its status, and preview an update."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .step_execution import remove_leftovers
 from .step_keys import FleetMachine, describe_key_changes
 from .step_store import StepStore
 
-# the environment variable that names a store
+# Environment variable that names a store.
 STORE = "NORMDEPLOY_STORE"
 
 
 @dataclass(frozen=True)
 class FleetRunCall(FleetRunOptions):
-    """What ``run`` is called with: ``progress`` with (step, done, total)."""
+    """Arguments of ``run_fleet``; ``progress`` is called with (step, done, total)."""
 
     file: PathLike
     _: KW_ONLY
@@ -46,16 +46,19 @@ class FleetRunCall(FleetRunOptions):
 
 @take_fields_as_arguments(FleetRunCall)
 def run_fleet(call: FleetRunCall) -> FleetRun:
-    """Run what of a fleet is not in the store, and keep an account of the run there.
+    """Run the steps of a fleet that are not in the store, and record the run there.
 
     Args:
         file: fleet.toml (docs/fleet.md).
-        store, on, jobs, only, wait, sign, trust: `normdeploy.fleet.fleet_options`.
+        store, on, jobs, only, wait, sign, trust: see `normdeploy.fleet.fleet_options`.
         progress: called with (step, done, total).
 
+    Returns:
+        the outcome of each cell, also compared with the previous run.
+
     Raises:
-        InputError: the file is wrong, a source can't be read, a key can't be used, or ``jobs`` or ``wait`` says nothing
-            of where steps run.
+        InputError: the file is wrong, a source or a key can't be used, or ``jobs`` or ``wait`` does not apply to
+            ``on``.
         StoreError: the store can't be reached or written.
         RuntimeUnavailable: a library is missing.
     """
@@ -74,13 +77,16 @@ def run_fleet(call: FleetRunCall) -> FleetRun:
 def fleet_status(
     file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = (), trust: Sequence[PathLike] = ()
 ) -> FleetRun:
-    """What is in the store of a fleet, as a run here would find it; nothing is run or written.
+    """Show the state of a fleet in the store, as a run on this machine would find it; nothing is run or written.
 
     Args:
-        trust: PEM files of public keys: a record that none of them has signed is not believed.
+        trust: PEM files of public keys; records that none of them has signed are not trusted.
+
+    Returns:
+        the outcome of each cell; "stale" if a step would run.
 
     Raises:
-        InputError, StoreError, RuntimeUnavailable: as ``run``.
+        InputError, StoreError, RuntimeUnavailable: as for ``run_fleet``.
     """
     return preview_update(file, store=store, only=only, trust=trust)
 
@@ -93,15 +99,18 @@ def preview_update(
     only: Sequence[str] = (),
     trust: Sequence[PathLike] = (),
 ) -> FleetRun:
-    """What would be stale after an update; nothing is run or written.
+    """Find the cells that would be stale after an update; nothing is run or written.
 
     Args:
-        against: library -> its version then, such as {"onnxruntime": "1.32.0"}; "driver" is one too.
-        trust: as ``fleet_status``.
+        against: library → its new version, such as {"onnxruntime": "1.32.0"}; "driver" is a key too.
+        trust: as for ``fleet_status``.
+
+    Returns:
+        the outcome of each cell; "stale" if a step would run.
 
     Raises:
-        InputError: as ``run``, or no step depends on what ``against`` names.
-        StoreError, RuntimeUnavailable: as ``run``.
+        InputError: as for ``run_fleet``, or no step depends on a name in ``against``.
+        StoreError, RuntimeUnavailable: as for ``run_fleet``.
     """
     fleet = read_fleet_file(file)
     opened = open_fleet_store(fleet, store, make=False, trust=resolve_keys(None, trust)[1])
@@ -115,11 +124,14 @@ def preview_update(
 
 
 def read_fleet_file(file: PathLike) -> Fleet:
-    """fleet.toml, checked as a whole.
+    """Read fleet.toml and check it as a whole.
+
+    Returns:
+        the checked fleet.
 
     Raises:
-        InputError: it is wrong; with the line.
-        RuntimeUnavailable: what checks it is not installed.
+        InputError: it is wrong; the message has the line.
+        RuntimeUnavailable: the library that checks it is not installed.
     """
     fleet = description(file)
     check_options(fleet)
@@ -127,7 +139,14 @@ def read_fleet_file(file: PathLike) -> Fleet:
 
 
 def machines_of_run(last: Mapping[str, Any] | None) -> list[FleetMachine]:
-    """This one, and those of a run."""
+    """List this machine and the machines of a run.
+
+    Args:
+        last: content of the run's run.json; None without a run.
+
+    Returns:
+        the machines, this one first, all with the code of this one.
+    """
     here = FleetMachine.this_machine()
     return [here, *(FleetMachine(facts, here.code, here.installed) for facts in (last["machines"] if last else ()))]
 
@@ -140,11 +159,19 @@ def open_fleet_store(
     sign: PathLike | None = None,
     trust: Sequence[PathLike] = (),
 ) -> StepStore:
-    """The store that is meant.
+    """Open the store of a fleet.
+
+    The place is ``store``, else that of the fleet file, else NORMDEPLOY_STORE, else the folder "store" beside the file.
+
+    Args:
+        make: create a missing folder.
+
+    Returns:
+        the store.
 
     Raises:
         StoreError: it can't be used.
-        InputError: there is none, and none is to be made; or a key can't be used.
+        InputError: it does not exist and ``make`` is False, or a key can't be used.
         RuntimeUnavailable: a library is missing.
     """
     if store is not None:
@@ -163,7 +190,11 @@ def open_fleet_store(
 
 
 def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[StepStore], StepPool]:
-    """
+    """Choose the pool on which steps run.
+
+    Returns:
+        a function that makes the pool for a store.
+
     Raises:
         InputError: an option is for the other kind of pool.
     """
@@ -181,8 +212,12 @@ def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Step
 
 @dataclass(frozen=True)
 class DryRun:
-    """What stands for a pool where nothing is run: the machines that would run steps, and how a step's end is told of
-    that is not in the store."""
+    """Replacement of a pool for a plan, in which nothing is run.
+
+    Attributes:
+        machines: machines that would run the steps.
+        explain: returns the outcome of a step that is not in the store, from the step, its key and the key's content.
+    """
 
     machines: Sequence[FleetMachine]
     explain: Callable[[JobStep, str, dict[str, Any]], StepEnd]
@@ -196,7 +231,16 @@ def schedule_fleet(
     wait: float = 0.0,
     progress: Progress | None = None,
 ) -> FleetRun:
-    """A run on a pool, kept in the store; or a plan, of which nothing is written."""
+    """Run a fleet on a pool and record the run, or plan it in a dry run, which writes nothing.
+
+    Args:
+        where: the pool, or the machines of a dry run.
+        patterns: patterns of models or of model/variant; () for all.
+        wait: seconds that a step waits for a machine.
+
+    Returns:
+        the outcome of each cell.
+    """
     pool = None if isinstance(where, DryRun) else where
     planned_for = where.machines if isinstance(where, DryRun) else ()
     start = time.monotonic()
@@ -216,7 +260,7 @@ def schedule_fleet(
     cached = 0
     try:
         with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
-            # else what is claimed is kept with a traceback
+            # Closing the driver releases its claims, even after an error.
             for end in ends:
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
@@ -258,7 +302,12 @@ def _select_jobs(fleet: Fleet, patterns: Sequence[str]) -> Iterator[FleetJob]:
 def stale_step_explainer(
     store: StepStore, last: Mapping[str, Any] | None
 ) -> Callable[[JobStep, str, dict[str, Any]], StepEnd]:
-    """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
+    """Build a function that explains steps of a dry run that are not in the store.
+
+    Returns:
+        a function for `DryRun`. It returns "failed" if the step failed in the last run and nothing has changed since,
+        else "stale" with the changes.
+    """
     if last:
         told = {line["step"]: line for line in run_history.iter_run_steps(store, last["id"])}
     else:

@@ -1,8 +1,8 @@
-"""``fleet.toml``: which models, in which variants, for which targets, checked as a whole before any work.
+"""Read ``fleet.toml``: models, variants and targets, checked as a whole before any work.
 
-The tables of options are those of the verbs' command lines; where several hold one option, the later of these goes
-before: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``, and of what is done for one target
-``targets.T`` before them all. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
+The option tables are those of the verbs' command lines. If several tables set one option, the later one in this order
+wins: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``. For the steps of one target, ``targets.T``
+wins over all of these. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from .fleet_schema import ANY_TARGET, VERBS, Values, is_file_option
 from .fleet_validation import FleetModel, ValidatedFile
 from .toml_lines import line_of_key
 
-# Bytes of a fleet.toml.
+# Largest fleet.toml in bytes.
 _LONGEST = 2**22
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class FleetTarget:
-    """Where models run: a runtime, for engines the GPU that they are for.
+    """Target of models: a runtime and, for engines, the GPU that they are for.
 
-    ``version`` is a pattern that the runtime's has to match, "" any; ``bundle`` says whether ``package`` makes a bundle
-    for it.
+    Attributes:
+        version: pattern that the runtime's version must match; "" for any.
+        capability: compute capability of the GPU; "" for onnxruntime.
+        bundle: ``package`` makes a bundle for it.
+        options: the target's own options: verb → option → value.
     """
 
     name: str
@@ -43,21 +46,31 @@ class FleetTarget:
     options: Mapping[str, Values] | None = None
 
     def merge_options(self, options: Mapping[str, Values]) -> dict[str, Values]:
-        """``options`` with the target's own before them."""
+        """Override ``options`` with the target's own.
+
+        Returns:
+            verb → option → value.
+        """
         return {verb: {**values, **(self.options or {}).get(verb, {})} for verb, values in options.items()}
 
 
 @dataclass(frozen=True)
 class FleetJob:
-    """One model in one variant, for its targets."""
+    """One model in one variant, for its targets.
+
+    Attributes:
+        folder: folder of fleet.toml.
+        options: verb → option → value; files are absolute paths.
+        steps: verbs that are requested besides the export.
+        seconds: time limit of a step; 0 for none.
+        memory: memory limit of a step in bytes; 0 for none.
+    """
 
     model: str
     variant: str
     source: Path
-    # of fleet.toml
     folder: Path
     targets: tuple[FleetTarget, ...]
-    # verb -> option -> value; files are absolute paths
     options: Mapping[str, Values]
     steps: tuple[str, ...]
     seconds: float
@@ -65,25 +78,34 @@ class FleetJob:
 
     @property
     def name(self) -> str:
+        """Return "model/variant"."""
         return f"{self.model}/{self.variant}"
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A checked file."""
+    """Content of a checked file.
+
+    Attributes:
+        store: place of the store; "" if the file names none.
+        told: the file as parsed TOML.
+    """
 
     path: Path
-    # "" where it names none
     store: str
     models: tuple[FleetModel, ...]
     told: Values
 
     def __len__(self) -> int:
-        """The number of jobs."""
+        """Return the number of jobs."""
         return sum(len(m.told.get("variants", self._variant_options)) for m in self.models)
 
     def describe_location(self, job: FleetJob) -> str:
-        """The line of a job's model, for an error."""
+        """Describe the place of a job's model in the file, for an error.
+
+        Returns:
+            file, line, model and variant.
+        """
         name = next(n for n in self.told["models"] if job.model == n or job.model.startswith(f"{n}."))
         line = line_of_key(self.path.read_text(encoding="utf-8"), ["models", name])
         return f"{self.path.name}, line {line}: models.{name} in variant {job.variant}"
@@ -93,7 +115,7 @@ class Fleet:
         return self.told.get("variants") or {"default": {}}
 
     def iter_jobs(self) -> Iterator[FleetJob]:
-        """Every model in each of its variants, in the file's order."""
+        """Yield every model in each of its variants, in the file's order."""
         folder = self.path.parent
         defaults = self.told.get("defaults", {})
         targets = {
@@ -121,11 +143,14 @@ class Fleet:
 
 
 def read_fleet(path: PathLike) -> Fleet:
-    """The file, checked.
+    """Read and check a fleet file.
+
+    Returns:
+        the checked fleet.
 
     Raises:
-        InputError: it can't be read, is no TOML, or says what can't be; with the line.
-        RuntimeUnavailable: what checks it is not installed.
+        InputError: it can't be read, is not TOML, or is invalid; the message has the line.
+        RuntimeUnavailable: the library that checks it is not installed.
     """
     file = Path(os.path.abspath(path))
     try:
@@ -136,7 +161,7 @@ def read_fleet(path: PathLike) -> Fleet:
         raise InputError(f"{str(path)!r} is no text in UTF-8 (byte {error.start}); give a fleet.toml") from error
     try:
         told = parse_toml(text)
-    # An integer of too many digits is a bare ValueError.
+    # An integer of too many digits raises a bare ValueError.
     except ValueError as error:
         raise InputError(f"{file.name} is no TOML: {error}") from error
     except RecursionError as error:
@@ -175,7 +200,7 @@ def _parse_bytes(text: str) -> int:
 
 
 def filter_jobs(jobs: Iterator[FleetJob], patterns: Sequence[str]) -> Iterator[FleetJob]:
-    """The jobs whose name, or model, matches one of the patterns; all where there are none."""
+    """Yield the jobs whose name or model matches one of the patterns; all jobs for an empty list of patterns."""
     for job in jobs:
         if not patterns or any(fnmatchcase(n, p) for p in patterns for n in (job.name, job.model)):
             yield job

@@ -1,4 +1,4 @@
-"""What the verbs of a fleet are asked."""
+"""Define the options of the fleet verbs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..verb_options import option_field, repeat_option_field
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """Where the results are, which models are looked at, and whose records are believed.
+    """Options for the store, the models, and the trusted keys.
 
     Args:
-        store: a folder or a URL that fsspec reads; None: what the file says, else NORMDEPLOY_STORE, else the folder
-            "store" beside the file.
-        only: patterns of models or of model/variant; the others are left as they are.
-        trust: PEM files of public keys: no record is believed but what one of them has signed.
+        store: folder, or URL that fsspec reads. None takes that of the fleet file, else NORMDEPLOY_STORE, else the
+            folder "store" beside the file.
+        only: patterns of models or of model/variant; all other models are skipped.
+        trust: PEM files of public keys; only records that one of them has signed are trusted.
     """
 
     store: PathLike | None = option_field(
@@ -46,11 +46,11 @@ class FleetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions:
-    """Where steps run.
+    """Options for the machines that run steps.
 
     Args:
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
-        jobs: the most steps at a time on this machine; None: one for each CPU.
+        jobs: largest number of parallel steps on this machine; None for one per CPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
@@ -63,11 +63,11 @@ class PlacementOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SigningOptions:
-    """Whose records are believed.
+    """Options for signing and trust.
 
     Args:
-        sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
-            or one of ``trust`` has signed (docs/evidence.md).
+        sign: PEM file of a private key that signs records and bundles. Then only records are trusted that this key or
+            one of ``trust`` has signed (docs/evidence.md).
         trust: PEM files of public keys.
     """
 
@@ -83,11 +83,11 @@ class SigningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitOption:
-    """How long steps wait.
+    """Option for steps that no node can run yet.
 
     Args:
-        wait: seconds that a step waits for a node of the Ray cluster which can run it, before it is "not run"; Ray's
-            autoscaler sees what is waited for.
+        wait: seconds that a step waits for a node of the Ray cluster that can run it, before it is "not run". Ray's
+            autoscaler learns which resources are missing.
     """
 
     wait: float = option_field(
@@ -101,20 +101,20 @@ class WaitOption:
 
 @dataclass(frozen=True, kw_only=True)
 class RecheckOptions(SigningOptions, PlacementOptions):
-    """What ``fleet recheck`` is asked."""
+    """Options of ``fleet recheck``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRunOptions(SigningOptions, WaitOption, PlacementOptions):
-    """What ``fleet run`` is asked."""
+    """Options of ``fleet run``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
-    """What ``fleet publish`` is asked.
+    """Options of ``fleet publish``.
 
     Args:
-        built: cells whose engine was built and not run on its GPU are published too.
+        built: also publish cells whose engine was built but not run on its GPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")

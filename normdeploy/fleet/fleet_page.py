@@ -1,7 +1,7 @@
-"""The page of a fleet: model × target in colours, why each bad cell is bad, what changed, and the trend over runs.
+"""Render the page of a fleet: colored cells by model and target, failures, changes, and the trend over runs.
 
-One HTML file, as `normdeploy.reports.page_templates` says: it asks no network for anything and runs no script, and all
-text in it is escaped, stripped of control characters and cut.
+It is one HTML file as `normdeploy.reports.page_templates` describes. It loads nothing from the network and runs no
+script. All text in it is escaped, stripped of control characters and shortened.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ _SAID = {
     "not run": "no machine here can build it",
     "stale": "what it depends on has changed since it was made",
 }
-# of the table; the JSON report holds all
+# Rows of the table; the JSON report holds all.
 _ROWS = 2000
-# that are held by the page itself
+# Number of logs inside the page itself.
 _LOGS = 50
-# of a log
+# Last lines of a log that are shown.
 _LINES = 40
-# letters of one text
+# Characters of one text.
 _LONGEST = 300
 
 
 def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
-    """The HTML page of a run.
+    """Render the page of a run.
 
     Args:
-        log: SHA-256 of a log -> its text.
-        href: SHA-256 of a log -> where it is, seen from the page; None where no browser can follow that.
+        log: SHA-256 of a log → its text.
+        href: SHA-256 of a log → its link from the page; None if a browser can't open the store.
+
+    Returns:
+        HTML.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -95,7 +98,7 @@ def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, 
 
 
 def _plot_trend(run: FleetRun) -> Mapping[str, str]:
-    """Cells by status over the last runs."""
+    """Plot the cells by status over the last runs."""
     from ..reports.svg_drawing import BAD, FIRST, MUTED, SECOND, MaxNLocator, draw_legend, figure_to_svg, open_figure
 
     runs = list(run.trend)

@@ -1,7 +1,7 @@
-"""The bundles of a fleet's last run, run again with what is installed now: what an update made worse.
+"""Recheck the bundles of a fleet's last run with the installed versions, to find regressions after an update.
 
-A run after an update makes new bundles, and a new bundle is as it should be by its own evidence. So the old ones are
-asked: `recheck_fleet` holds each against the samples and expected answers of the day it was made.
+A run after an update makes new bundles, and each new bundle agrees with its own evidence. So `recheck_fleet` runs the
+old bundles and compares each with the samples and expected answers from the day it was made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .step_store import StepRecord, StepStore
 
 @dataclass(frozen=True)
 class RecheckCall(RecheckOptions):
-    """What ``recheck_fleet`` is called with: ``progress`` with (step, done, total)."""
+    """Arguments of ``recheck_fleet``; ``progress`` is called with (step, done, total)."""
 
     file: PathLike
     _: KW_ONLY
@@ -39,14 +39,17 @@ class RecheckCall(RecheckOptions):
 
 @take_fields_as_arguments(RecheckCall)
 def recheck_fleet(call: RecheckCall) -> tuple[StepEnd, ...]:
-    """How each bundle fares now: "ok" where nothing got worse, "wrong" with what did, "failed", "not run".
+    """Recheck the bundles of a fleet's last run.
 
     Args:
-        file, store, on, jobs, only, sign, trust, progress: as `normdeploy.fleet.fleet_commands.run_fleet` takes them.
+        file, store, on, jobs, only, sign, trust, progress: as for `normdeploy.fleet.fleet_commands.run_fleet`.
+
+    Returns:
+        the outcome of each bundle: "ok" if nothing got worse, "wrong" with the regression, "failed" or "not run".
 
     Raises:
         InputError: the file is wrong, or its last run made no bundle.
-        StoreError, RuntimeUnavailable: as ``run``.
+        StoreError, RuntimeUnavailable: as for ``run_fleet``.
     """
     sign, trust = resolve_keys(call.sign, call.trust)
     require_signer(sign, trust)

@@ -1,4 +1,4 @@
-"""What a run of a fleet found: tables for the terminal and for Markdown, and JSON (`normdeploy/fleet/1`)."""
+"""Show the result of a fleet's run: tables for the terminal and for Markdown, and JSON (`normdeploy/fleet/1`)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,22 @@ _COLOURS = {
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
 _MARKUP = re.compile(r"[\\`*|\[\]!~]")
-# lines of reasons
+# Number of reasons or notes that are printed.
 _MOST = 40
-# of a step
+# Number of a step's files that are printed.
 _FILES = 12
 
 
 def run_to_json(run: FleetRun) -> str:
-    """schema, ok, id, file, store, started, seconds, ran and cached (steps), counts (status -> cells), cells: model,
-    variant, target, status, reason, step, seconds, bytes, measures, change (against the run before); notes."""
+    """Write a run as JSON.
+
+    The keys are schema, ok, id, file, store, started, seconds, ran and cached (steps), counts (status → cells), cells
+    and notes. Each cell has model, variant, target, status, reason, step, seconds, bytes, measures, change (since the
+    previous run) and logs.
+
+    Returns:
+        the text.
+    """
     cells = [
         {
             **{"model": c.model, "variant": c.variant, "target": c.target, "status": c.status, "reason": c.reason},
@@ -53,7 +60,11 @@ def run_to_json(run: FleetRun) -> str:
 
 
 def cells_by_target(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list[CellOutcome | None]]]]:
-    """The targets, and for each model and variant its cells in their order."""
+    """Arrange the cells of a run as a table.
+
+    Returns:
+        the targets, and (model, variant, cells in the order of the targets); None for a missing cell.
+    """
     targets = list(dict.fromkeys(cell.target for cell in run.cells))
     rows: dict[tuple[str, str], dict[str, CellOutcome]] = {}
     for cell in run.cells:
@@ -62,7 +73,13 @@ def cells_by_target(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list
 
 
 def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
-    """What differs from the run before, in words: status, size by a tenth of a percent, time and error by a tenth."""
+    """Describe the changes of a cell since the previous run.
+
+    Sizes count from a tenth of a percent, times and errors from a tenth.
+
+    Returns:
+        for example "was built, size +1.2 %"; "" without a change.
+    """
     if before is None:
         return ""
     if before.status != now.status:
@@ -82,7 +99,7 @@ def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
 
 
 def show_fleet_run(console: Console, run: FleetRun) -> None:
-    """Print the table, and why what is not verified is not."""
+    """Print the table of a run, and the reasons of cells that are not verified."""
     targets, rows = cells_by_target(run)
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("model", "variant", *targets):
@@ -103,7 +120,7 @@ def show_fleet_run(console: Console, run: FleetRun) -> None:
 
 
 def _escaped_text(text: str, style: str = "") -> Text:
-    """Return a text that comes from a file or a store: on one line, and no markup of rich's."""
+    """Return text from a file or a store on one line, without rich markup."""
     return Text(escape_line(text), style=style)
 
 
@@ -120,7 +137,11 @@ def _status_text(cell: CellOutcome | None, run: FleetRun) -> Text:
 
 
 def summarize_counts(run: FleetRun) -> str:
-    """Counts in one line."""
+    """Summarize cells, steps and time of a run.
+
+    Returns:
+        one line.
+    """
     counts = ", ".join(f"{count} {status}" for status, count in run.count_by_status().items())
     steps = f"{run.ran} of {_pluralize(run.ran + run.cached, 'step')} run, {run.cached} from the store"
     if run.dry:
@@ -135,7 +156,11 @@ def _pluralize(count: int, what: str) -> str:
 
 
 def run_to_markdown(run: FleetRun) -> str:
-    """The table for a pull request."""
+    """Write the table of a run for a pull request.
+
+    Returns:
+        Markdown.
+    """
     targets, rows = cells_by_target(run)
     lines = [f"| model | variant | {' | '.join(map(_escape_markdown, targets))} |", "|" + "---|" * (len(targets) + 2)]
     for model, variant, cells in rows:
@@ -157,7 +182,7 @@ def run_to_markdown(run: FleetRun) -> str:
 
 
 def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
-    """Print what became of each bundle, the bad ones with the reason."""
+    """Print the outcome of each recheck, with a reason for bad ones."""
     words = {"ok": "nothing got worse", "wrong": "worse", "failed": "failed", "not run": "not run"}
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("bundle", "now", "because"):
@@ -173,7 +198,12 @@ def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
 
 
 def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:
-    """Print the steps of a cell: command, key, what they depended on and made."""
+    """Print the steps of a cell: command, key, inputs and outputs.
+
+    Args:
+        found: steps from `normdeploy.fleet.step_details.find_steps`.
+        log: reads the log of a step; None prints no logs.
+    """
     for name, outcome, record in found.steps:
         _print_line(console, f"{name}: {outcome}", style="bold")
         if record is None:
@@ -199,7 +229,7 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
 
 
 def show_published(console: Console, done: PublishResult) -> None:
-    """Print what became of each cell."""
+    """Print the outcome of publishing each cell."""
     words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
     for item in done.items:
         if item.outcome == "refused":
@@ -227,7 +257,7 @@ def _change_suffix(cell: CellOutcome, run: FleetRun) -> str:
 
 
 def _cells_by_reason(run: FleetRun) -> Mapping[str, Sequence[str]]:
-    """Reason -> the cells that it is one of, the worst first."""
+    """Group the cells by reason, worst status first."""
     found: dict[str, list[str]] = {}
     for status in ("wrong", "failed", "stale", "not run", "built"):
         for cell in run.cells:
@@ -238,7 +268,14 @@ def _cells_by_reason(run: FleetRun) -> Mapping[str, Sequence[str]]:
 
 
 def group_names_by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """Name -> reason as one text for each reason, with the first names that have it."""
+    """Group names that share a reason.
+
+    Args:
+        reasons: name → reason.
+
+    Returns:
+        one line for each reason, with the first names that have it.
+    """
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
@@ -250,5 +287,5 @@ def _abbreviate_names(names: Sequence[str]) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text as Markdown shows it: no markup, link, HTML or second line comes from a name."""
+    """Escape text for Markdown, so that a name can't add markup, links, HTML or lines."""
     return _MARKUP.sub(r"\\\g<0>", escape_line(text)).replace("&", "&amp;").replace("<", "&lt;")

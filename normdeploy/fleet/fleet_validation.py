@@ -1,4 +1,4 @@
-"""A ``fleet.toml`` against its schema, and what a schema can't say: names and files that must be there."""
+"""Validate a ``fleet.toml``: against its schema, and for names and files that must exist."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .fleet_schema import ANY_TARGET, VERBS, Values, fleet_json_schema, is_file_
 from .source_patterns import MOST_SEEN, TooManyFiles, expand_pattern
 from .toml_lines import line_of_key
 
-# Files and folders that one pattern may find.
+# Largest number of files and folders that one pattern may find.
 _MOST_FOUND = 10_000
 
 
 @dataclass(frozen=True)
 class FleetModel:
-    """One model: ``told`` is its table."""
+    """One model of a fleet; ``told`` is its table."""
 
     name: str
     source: Path
@@ -32,16 +32,14 @@ class FleetModel:
 
 @dataclass(frozen=True)
 class ValidatedFile:
-    """A file and what it says.
-
-    Its methods raise InputError with the line of what is wrong.
-    """
+    """Fleet file and its content; its methods raise InputError with the line of an error."""
 
     file: Path
     text: str
     told: Values
 
     def check_schema(self) -> None:
+        """Check the file against its JSON Schema."""
         try:
             from jsonschema import Draft202012Validator
         except ImportError as error:
@@ -58,7 +56,7 @@ class ValidatedFile:
             raise InputError("\n  ".join([*told, *more]))
 
     def check_references(self) -> None:
-        """What a schema can't say: names that must be there, capabilities that engines need."""
+        """Check rules beyond the schema: names and files that must exist, and compute capabilities of engines."""
         variants = self.told.get("variants") or {"default": {}}
         targets = self.told.get("targets") or ANY_TARGET
         for name, target in targets.items():
@@ -97,7 +95,10 @@ class ValidatedFile:
                         self._add_error((*path, verb, option), f"there is no {one!r} beside {self.file.name}")
 
     def _find_sources(self, name: str, source: str, folder: Path) -> list[Path]:
-        """What a pattern finds. Each ``**`` more multiplies the folders that are walked through by their number."""
+        """Find the sources of a pattern.
+
+        Each further ``**`` would multiply the number of visited folders, so only one is allowed.
+        """
         if source.count("**") > 1:
             self._add_error(("models", name, "source"), f"the pattern {source!r} holds ** more than once; give one")
         try:
@@ -115,7 +116,7 @@ class ValidatedFile:
         return sorted(found)
 
     def iter_models(self) -> Iterator[FleetModel]:
-        """One for each file or folder that a pattern finds."""
+        """Yield the models: one for each file or folder that a pattern finds."""
         for name, told in self.told["models"].items():
             source = told["source"]
             folder = self.file.parent

@@ -1,4 +1,4 @@
-"""The other end of `normdeploy.fleet.fork_server`: starts it, gives it calls, and starts another where it dies."""
+"""Start a `normdeploy.fleet.fork_server`, send it calls, and restart it if it dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import NormdeployError
 from ..ort_sessions.child_process import child_environment, module_command
 
-# what the verbs import, in most steps
+# Modules that the verbs import in most steps.
 PRELOADED = (
     *(
         "normdeploy.verbs.export.export_function",
@@ -34,13 +34,19 @@ PRELOADED = (
 
 
 class ProcessVanished(NormdeployError):
-    """The process that ran a step is gone, by nothing that the step did as far as is known."""
+    """Error for a step whose process is gone, as far as is known not because of the step."""
 
 
 @dataclass(frozen=True)
 class CallEnd:
-    """How a call ended: its exit code (below 0: the signal that ended it), "seconds" or "memory" where that limit ended
-    it, the seconds that it took, the most bytes of memory that it held."""
+    """Result of a call.
+
+    Attributes:
+        code: exit code; below 0, the signal that ended it.
+        why: "seconds" or "memory" if that limit ended it, "ended" if the server ended it, else "".
+        seconds: time that it took.
+        peak: largest memory in bytes.
+    """
 
     code: int
     why: str
@@ -49,10 +55,10 @@ class CallEnd:
 
 
 class ForkClient:
-    """One warm process, started at the first call; safe to use from many threads.
+    """Manage one warm process, started at the first call; safe to use from many threads.
 
     Args:
-        module: what is run, as ``python -m`` runs it.
+        module: module to run, as ``python -m`` runs it.
         preloaded: modules that are imported before any call.
     """
 
@@ -65,8 +71,17 @@ class ForkClient:
     def run(self, argv: tuple[str, ...], folder: Path, log: Path, seconds: float = 0, memory: int = 0) -> CallEnd:
         """Run the module in a folder and wait.
 
+        Args:
+            argv: arguments of the module.
+            log: file to which the output is appended.
+            seconds: time limit; 0 for none.
+            memory: memory limit in bytes; 0 for none.
+
+        Returns:
+            exit code and measurements.
+
         Raises:
-            Vanished: the warm process died, or the call was killed from outside.
+            ProcessVanished: the warm process died, or the call was killed from outside.
         """
         future: Future[CallEnd] = Future()
         with self._lock:
@@ -81,7 +96,7 @@ class ForkClient:
         return end
 
     def close(self) -> None:
-        """End the process, and what it runs."""
+        """End the process and its calls."""
         with self._lock:
             server = self._server
             self._server = None
@@ -95,17 +110,17 @@ class ForkClient:
 
 
 class _ForkServer:
-    """One warm process, and the calls that wait for it."""
+    """Own one warm process and the calls that wait for it."""
 
     def __init__(self, words: list[str]) -> None:
         self.waiting: dict[str, Future[CallEnd]] = {}
         self.dead = False
-        # a session of its own: Ctrl-C is for whoever started this
+        # A separate session, because Ctrl-C is for the parent process.
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # equal inputs are to give equal files
+            # Equal inputs must give equal files.
             env={"SOURCE_DATE_EPOCH": "0"} | child_environment(),
             start_new_session=True,
         )

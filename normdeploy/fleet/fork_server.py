@@ -1,13 +1,13 @@
-"""A process that has the libraries in memory and runs each step in a fork of its own.
+"""Run each step in a fork of a process that has the libraries in memory.
 
-To import torch, onnxruntime and what they bring takes seconds, a fork takes milliseconds, and whatever a step does to
-its memory, or a crash, ends with the fork. Nothing but imports happens here, so no thread of Python runs when it forks
-(that of numpy's BLAS, if there is one, is made for it).
+Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. A step's changes to its
+memory, or a crash, end with the fork. This process only imports, so no Python thread runs when it forks. A thread of
+numpy's BLAS, if there is one, is made to survive forks.
 
-``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. Lines of JSON come in:
-{"id", "module", "argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends one. Lines go
-out: {"id", "code", "why", "seconds", "peak"}. When the input ends, because whoever started this process is gone, all
-that runs is killed.
+``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. It reads lines of JSON: {"id", "module",
+"argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends a call. It writes lines {"id",
+"code", "why", "seconds", "peak"}. When the input ends, because the parent process is gone, all running calls are
+killed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-# seconds between two looks at limits
+# Seconds between two checks of the limits.
 _TICK = 0.1
-# prctl's PR_SET_PDEATHSIG
+# prctl's PR_SET_PDEATHSIG.
 _PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -50,7 +50,7 @@ def main(preloaded: list[str]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    # what is here stays in pages that the forks share
+    # The imported objects stay in memory pages that the forks share.
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -87,7 +87,7 @@ def _start_call(request: dict[str, Any]) -> _RunningCall:
 
 
 def _run_in_fork(request: dict[str, Any]) -> NoReturn:
-    """In the fork: become the command."""
+    """Run the module; called in the fork, which it never leaves."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -117,7 +117,7 @@ def _run_in_fork(request: dict[str, Any]) -> NoReturn:
 
 
 def _die_with_parent() -> None:
-    """The kernel kills this process when the one that forked it ends."""
+    """Let the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
@@ -126,7 +126,7 @@ def _die_with_parent() -> None:
 
 
 def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
-    """Answer for what has ended, and end what is beyond its limits."""
+    """Answer for ended calls, and kill calls that exceed their limits."""
     for name, job in list(running.items()):
         pid, status, usage = os.wait4(job.pid, os.WNOHANG)
         seconds = time.monotonic() - job.started
@@ -142,7 +142,7 @@ def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
             continue
         del running[name]
         with suppress(OSError):
-            # what it started and left
+            # Kill child processes that it left behind.
             os.killpg(job.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
         peak = max(job.peak, usage.ru_maxrss * 1024)
@@ -156,7 +156,7 @@ def _kill_call(job: _RunningCall, why: str) -> None:
 
 
 def _group_memory(group: int) -> int:
-    """Bytes of memory that the processes of a group hold (pages shared with others count for each)."""
+    """Return the memory of a process group in bytes; pages that processes share count for each of them."""
     total = 0
     with suppress(OSError):
         for entry in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""What may go from a store: what no recent run has used."""
+"""Collect garbage in a store: objects that no recent run has used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from .run_history import iter_run_steps, list_runs
 from .step_store import StepStore
 from .store_backends import ObjectEntry
 
-# seconds: what is younger may belong to a run that has not ended
+# Seconds; younger objects may belong to a run that has not ended.
 _GRACE = 86_400.0
 
 
 @dataclass(frozen=True)
 class CollectedGarbage:
-    """What went, or would go: runs, records of steps, objects, bytes; and the objects that stay."""
+    """Counts of removed, or removable, objects.
+
+    Attributes:
+        runs: number of runs.
+        steps: number of step records.
+        objects: number of objects.
+        bytes: size of all of these in bytes.
+        kept: number of objects that stay.
+    """
 
     runs: int
     steps: int
@@ -28,15 +36,22 @@ class CollectedGarbage:
 
 
 def collect_garbage(store: PathLike, *, days: float = 30.0, remove: bool = False) -> CollectedGarbage:
-    """Find what is old and out of reach; remove it where asked to.
+    """Find old, unreachable entries of a store, and remove them if requested.
 
-    A run that ended within ``days`` keeps the records of its steps, and these the objects that they name. So does a
-    record that is itself younger, such as that of a single verb with a store. Nothing goes that is younger than a day.
-    Records go before the objects that they name, so that a record never names what was removed; a driver that reads one
-    meanwhile runs that step again.
+    A run that ended within ``days`` keeps the records of its steps, and these keep the objects that they name. A record
+    that is itself younger keeps its objects too, such as the record of a single verb with a store. Nothing younger than
+    a day is removed. Records are removed before the objects that they name, so a record never names a removed object. A
+    driver that reads such a record meanwhile runs the step again.
+
+    Args:
+        days: age in days from which runs and records are old.
+        remove: remove the entries; otherwise only count them.
+
+    Returns:
+        the counts.
 
     Raises:
-        StoreError: the store can't be reached, or a record that is to stay can't be read.
+        StoreError: the store can't be reached, or a record that must stay can't be read.
     """
     opened = open_fleet_store(None, store, make=False)
     now = time.time()
@@ -66,7 +81,7 @@ def _find_kept_keys(store: StepStore, old: set[str]) -> set[str]:
 
 
 def _list_object_digests(store: StepStore, key: str) -> set[str]:
-    """The objects that a record names. One that can't be read names none: it is run again anyway."""
+    """List the objects that a record names; an unreadable record names none, because its step is run again anyway."""
     try:
         record = store.read_record(key)
     except StoreError:

@@ -1,6 +1,6 @@
-"""A job on its way: which of its steps have ended, which may be decided now, and what became of one means for others.
+"""Track a job: its ended steps, the steps that can be decided now, and the effects of one step on others.
 
-Nothing is asked or run here: that is the driver's (`normdeploy.fleet.scheduler`).
+This module runs nothing and queries nothing; the driver does that (`normdeploy.fleet.scheduler`).
 """
 
 from __future__ import annotations
@@ -18,36 +18,48 @@ from .step_store import StepRecord
 
 @dataclass
 class JobState:
-    """A step is in one of these by its name, or in none while one before it has not ended."""
+    """State of a job's steps.
+
+    A step's name is in one of ``ends``, ``busy``, ``ready`` and ``waiting``, or in none while a step before it has not
+    ended.
+
+    Attributes:
+        busy: steps that are looked up in the store, or run here or elsewhere.
+        ready: steps that could run at once.
+        waiting: steps without a machine → time since when.
+        tries: number of tries of steps that were retried.
+    """
 
     job: FleetJob
     steps: Sequence[JobStep]
     ends: dict[str, StepEnd] = field(default_factory=dict)
-    # the store is asked for it, or it runs, here or elsewhere
     busy: set[str] = field(default_factory=set)
-    # would run at once
     ready: dict[str, tuple[StepTask, FleetMachine]] = field(default_factory=dict)
-    # has no machine -> since when
     waiting: dict[str, float] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
+        """Return True if all steps have ended."""
         return len(self.ends) == len(self.steps)
 
     def undecided_steps(self) -> Iterator[JobStep]:
-        """The steps that can be decided, those among them that can be once the one before has been."""
+        """Yield the steps that can be decided now; a decision may allow further ones."""
         for step in self.steps:
             known = step.name in self.ends or step.name in self.busy or step.name in self.ready
             if not known and self.can_begin(step):
                 yield step
 
     def can_begin(self, step: JobStep) -> bool:
-        """Whether all steps before it have ended."""
+        """Return True if all steps before this one have ended.
+
+        Returns:
+            False while one of them is missing.
+        """
         return all(before in self.ends for before in step.preceding_steps)
 
     def forget_step(self, name: str) -> None:
-        """A step has to run again, and so has what came of it."""
+        """Forget the end of a step that must run again, and the ends of all steps behind it."""
         self.ends.pop(name, None)
         self.ready.pop(name, None)
         for step in self.steps:
@@ -55,8 +67,13 @@ class JobState:
                 self.forget_step(step.name)
 
     def is_current(self, task: StepTask) -> bool:
-        """Whether what a step reads is still what the steps before it made: it may have been damaged, and made
-        again."""
+        """Return True if a step would still read the current outputs of the steps before it.
+
+        Outputs may have been damaged and made again.
+
+        Returns:
+            False if an output differs or its step has not ended.
+        """
         return all(
             before in self.ends
             and all(
@@ -67,7 +84,11 @@ class JobState:
         )
 
     def blocked_end(self, step: JobStep) -> StepEnd | None:
-        """The end of a step that can't be begun, for what became of one before it."""
+        """Return the end of a step that can't start because of a step before it.
+
+        Returns:
+            the end; None if the step can start.
+        """
         for name in step.preceding_steps:
             before = self.ends[name]
             read = name in step.after.values()
@@ -86,7 +107,11 @@ class JobState:
         return None
 
     def preceding_keys(self, step: JobStep) -> dict[str, str]:
-        """The steps that were run before one, at any distance, and their keys."""
+        """Collect the keys of all steps before a step, direct or not.
+
+        Returns:
+            name → key.
+        """
         found: dict[str, str] = {}
         steps = {s.name: s for s in self.steps}
         stack = list(step.preceding_steps)
@@ -99,7 +124,14 @@ class JobState:
 
 
 def end_from_record(step: JobStep, record: StepRecord, *, cached: bool) -> StepEnd:
-    """How a step with a record ended."""
+    """Build the end of a step from its record.
+
+    Args:
+        cached: the record was in the store.
+
+    Returns:
+        the end.
+    """
     return StepEnd(
         step.name,
         step.verb,

@@ -1,10 +1,10 @@
-"""The steps of one model in one variant: which verb, in a folder of which files, after which others, on which machine.
+"""List the steps of one model in one variant: verb, files, preceding steps and required machine of each.
 
     export ─ verify ─┬─ build ─ verify the engine ─┬─ bench ─ package ─ recheck     for each target
     (or optimize)    └─────────────────────────────┘
 
-A step sees its own files alone: the model, samples, the outputs of the steps before it. What is not among them it can't
-read by a relative path, and so its key covers what it depends on.
+A step sees only its own files: the model, samples, and the outputs of the steps before it. It can't read any other file
+by a relative path, so its key covers everything that it depends on.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from .fleet_schema import Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"
-# folders of a step
+# Names that a step's folder uses itself.
 _TAKEN = frozenset({"out", "files", "export", "build", "package"})
-# what may run code of the folder of fleet.toml
+# Options that may run code from the folder of fleet.toml.
 CODE = ("model", "model_arg", "import", "trust")
 
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What a machine must have to run a step.
+    """Requirements of a step on its machine.
 
-    ``runtime`` "" needs none but Python; ``version`` is a pattern such as "1.7.*"; ``capability`` the compute
-    capability of a GPU, "" where none is needed.
+    Attributes:
+        runtime: runtime that must be installed; "" if Python is enough.
+        version: pattern of the runtime's version such as "1.7.*".
+        capability: compute capability of a GPU; "" if none is needed.
     """
 
     runtime: str = ""
@@ -49,27 +51,29 @@ class StepNeeds:
 class JobStep:
     """One call of a verb.
 
-    ``argv`` is what follows ``normdeploy`` on a command line in the step's folder, in which every path of it is.
-    ``files`` are path in the folder -> file or folder outside; ``after`` is folder in the folder -> the step whose
-    outputs are put there; ``gates`` are steps that must not be wrong, and of which nothing is read.
+    Attributes:
+        name: for example "minilm/int8/ada/build".
+        argv: words after ``normdeploy`` on a command line in the step's folder; every path is inside that folder.
+        files: path in the folder → file or folder outside.
+        code: folder whose Python files are all copied; None if the step runs no such code.
+        after: subfolder → step whose outputs are put there.
+        gates: steps that must not be wrong or failed; the step reads nothing of them.
+        evidence: file that exists if the verb did its work, with a right or wrong result.
+        reports: read the reports of the preceding steps too.
+        seconds: time limit; 0 for none.
+        memory: limit for all its processes together, in bytes; 0 for none.
     """
 
-    # "minilm/int8/ada/build"
     name: str
     argv: tuple[str, ...]
     files: Mapping[str, Path] = field(default_factory=dict)
-    # every Python file below it is put into the folder
     code: Path | None = None
     after: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
     needs: StepNeeds = StepNeeds()
-    # is there where the verb did its work, right or wrong
     evidence: str = REPORT
-    # whether the reports of the steps before are read too
     reports: bool = False
-    # the limit; 0: none
     seconds: float = 0.0
-    # the limit of all its processes, in bytes; 0: none
     memory: int = 0
 
     @property
@@ -78,12 +82,20 @@ class JobStep:
 
     @property
     def preceding_steps(self) -> tuple[str, ...]:
-        """The steps that come first."""
+        """Return the names of the steps that must end first.
+
+        Returns:
+            the steps whose outputs it reads, then its gates.
+        """
         return (*self.after.values(), *self.gates)
 
 
 def job_steps_of(job: FleetJob) -> tuple[JobStep, ...]:
-    """All steps of the job, each behind those that it needs."""
+    """List all steps of a job.
+
+    Returns:
+        the steps, each after those that it needs.
+    """
     return tuple(_iter_job_steps(job))
 
 
@@ -138,7 +150,7 @@ def _iter_target_steps(
             step = JobStep(name, ("verify", model, *engines), after={"build": build}, gates=gates, needs=here)
             yield given.complete(step, {**runs, **options["verify"]})
             gates = (*gates, name)
-    # The step of all targets runs whatever version there is.
+    # The verify step of all targets accepts any version of the runtime.
     elif target.version and "verify" in job.steps:
         name = f"{common}/verify"
         step = JobStep(name, ("verify", model, "export/model.onnx"), after=export, gates=gates, needs=here)
@@ -152,7 +164,7 @@ def _iter_target_steps(
     if "package" in job.steps and target.bundle:
         package = f"{common}/package"
         argv = ["package", "export/model.onnx", "-o", "out/bundle", "--name", _safe_name(job.model)]
-        # Without the model the expected answers are onnxruntime's.
+        # Without the model, the expected answers would be onnxruntime's.
         argv += ["--source", model] if given.is_pytorch else []
         argv += ["--report-from", "export/report.json", *[word for engine in engines for word in ("--engine", engine)]]
         step = JobStep(
@@ -176,15 +188,18 @@ def _iter_target_steps(
 
 @dataclass(frozen=True)
 class _JobContext:
-    """What all steps of a job share."""
+    """Values that all steps of a job share."""
 
     job: FleetJob
     code: Path | None
 
     @property
     def source_name(self) -> str:
-        """What the source is called in a step's folder: by its own name, where nothing else is and no verb takes that
-        for an option."""
+        """Return the source's name in a step's folder: its own name, unless it is taken or looks like an option.
+
+        Returns:
+            for example "model.onnx", or "source_out" for a folder called "out".
+        """
         name = self.job.source.name
         if name in _TAKEN or name.startswith("-"):
             return f"source_{name}"
@@ -192,11 +207,19 @@ class _JobContext:
 
     @property
     def is_pytorch(self) -> bool:
-        """Whether the source is a model of PyTorch, and no ONNX file."""
+        """Return True if the source is a PyTorch model, not an ONNX file."""
         return self.job.source.suffix != ".onnx"
 
     def complete(self, step: JobStep, options: Values, *, reads_source: bool = True) -> JobStep:
-        """Return the step with the words of its options, the files that it reads and the limits of the job."""
+        """Add options, files and limits to a step.
+
+        Args:
+            options: options by name, with "_" for "-".
+            reads_source: the step reads the source of the job.
+
+        Returns:
+            the completed step.
+        """
         if reads_source:
             files = {self.source_name: self.job.source}
         else:
@@ -215,7 +238,11 @@ class _JobContext:
 
 
 def as_list(value: Any) -> list[Any]:
-    """An option that may be given once without a list; [] where it is not given."""
+    """Return an option's value as a list.
+
+    Returns:
+        [] for None, and a single value in a list.
+    """
     if value is None:
         return []
     if isinstance(value, list):
@@ -224,8 +251,14 @@ def as_list(value: Any) -> list[Any]:
 
 
 def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
-    """Options as they stand on a command line, by their names' order. Files that they name are added to ``files``, path
-    in the step's folder -> where it is."""
+    """Write options as words of a command line, sorted by name.
+
+    Args:
+        files: extended by the files that options name: path in the step's folder → file.
+
+    Returns:
+        the words.
+    """
     words = []
     for option, value in sorted(options.items()):
         flag = f"--{option.replace('_', '-')}"
@@ -242,7 +275,7 @@ def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
 
 
 def _path_in_folder(file: Path, taken: Mapping[str, Path]) -> str:
-    """Where a file is put, under its own name where no other has that."""
+    """Choose the path of a file in the step's folder, under its own name unless another file has it."""
     number = 0
     while taken.get(place := f"files/{number}/{file.name}" if number else f"files/{file.name}", file) != file:
         number += 1

@@ -1,4 +1,4 @@
-"""Steps in processes of this machine: the default, beside which there is Ray (`normdeploy.fleet.ray_pool`)."""
+"""Run steps in processes of this machine, the default; Ray is the alternative (`normdeploy.fleet.ray_pool`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .step_store import StepRecord, StepStore
 
 
 class LocalPool:
-    """Up to ``size`` steps at a time, each in a fork of one warm process.
+    """Run up to ``size`` steps at a time, each in a fork of one warm process.
 
-    Steps that need a GPU run one at a time on it: a race beside another one measures both.
+    Steps that need a GPU run one at a time, because two benchmarks side by side would disturb each other.
     """
 
     shares_files = True
@@ -31,9 +31,15 @@ class LocalPool:
 
     @property
     def machines(self) -> Sequence[FleetMachine]:
+        """Return this machine."""
         return self._machines
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
+        """Queue a step.
+
+        Returns:
+            a future of its record.
+        """
         if task.step.needs.capability:
             threads = self._gpu
         else:
@@ -41,10 +47,10 @@ class LocalPool:
         return threads.submit(execute_step, task, self._store, self._warm, machine)
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
-        """This machine stays what it is."""
+        """Do nothing: this machine does not change."""
 
     def close(self) -> None:
-        """End what runs."""
+        """End the running steps."""
         for threads in (self._threads, self._gpu):
             threads.shutdown(wait=False, cancel_futures=True)
         self._warm.close()

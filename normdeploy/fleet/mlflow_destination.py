@@ -1,4 +1,7 @@
-"""Bundles in MLflow: a run of an experiment for each, its files as artifacts, and a version of a registered model."""
+"""Publish bundles in MLflow.
+
+Each bundle is one run of an experiment, with its files as artifacts, and a version of a registered model.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ from typing import Any
 from ..errors import PublishError, RuntimeUnavailable
 from .published_bundle import PublishedBundle, cell_tag
 
-# of the artifacts
+# Folder of the artifacts.
 _FOLDER = "bundle"
-# the tag of a run whose files are all there
+# Tag of a run whose files are all uploaded.
 _WHOLE = "normdeploy.whole"
 
 
 class MlflowDestination:
-    """An experiment of a tracking server. Credentials are those that MLflow reads (MLFLOW_TRACKING_TOKEN, ...).
+    """Experiment of a tracking server. Credentials are those that MLflow reads (MLFLOW_TRACKING_TOKEN, ...).
+
+    Args:
+        experiment: name of the experiment; "" for "normdeploy".
+        secure: use https, not http.
 
     Raises:
         PublishError: the server can't be reached.
@@ -23,10 +30,10 @@ class MlflowDestination:
     """
 
     def __init__(self, host: str, experiment: str, *, secure: bool) -> None:
-        # nothing is to go to its makers
+        # No telemetry is sent to MLflow's makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        # of 7, which take minutes
+        # The default of 7 retries takes minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         try:
             from mlflow import MlflowClient
@@ -37,7 +44,11 @@ class MlflowDestination:
         self._experiment = self._call_server(self._experiment_id, experiment or "normdeploy")
 
     def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
-        """
+        """Publish a bundle, unless a complete run of it exists.
+
+        Returns:
+            the URL of the run, and whether it is new.
+
         Raises:
             PublishError: the server can't be reached, or refuses.
         """

@@ -1,12 +1,15 @@
-"""Bundles in an OCI registry, by oras: a manifest of artifacts with a layer for each file.
+"""Publish bundles in an OCI registry, by oras: an artifact manifest with one layer for each file.
 
     artifactType   ``ARTIFACT``; the config is the empty one
-    layers         a file each, its path in org.opencontainers.image.title, as `oras pull` writes it
-    annotations    what `Bundle.labels` says
-    referrers      the signed provenance and the bill of materials, each as an artifact whose subject is the manifest
 
-Nothing in it says when it was made: the same bundle has the same digest. The manifest is written last, so a tag never
-names what is not whole. (OCI image-spec and distribution-spec 1.1.)
+    layers         a file each, its path in org.opencontainers.image.title, as `oras pull` writes it
+
+    annotations    the labels of `PublishedBundle.labels`
+
+    referrers      the signed provenance and the bill of materials, each an artifact whose subject is the manifest
+
+It contains no time, so the same bundle has the same digest. The manifest is written last, so a tag never names an
+incomplete bundle. (OCI image-spec and distribution-spec 1.1.)
 """
 
 from __future__ import annotations
@@ -34,19 +37,22 @@ _KINDS = {
     **{".onnx": "application/vnd.normdeploy.onnx.v1", ".npz": "application/vnd.normdeploy.arrays.v1"},
     **{".engine": "application/vnd.normdeploy.engine.v1", ".plan": "application/vnd.normdeploy.engine.v1"},
 }
-# bytes; a longer file goes in parts of as much
+# Bytes; longer files are uploaded in chunks of this size.
 _CHUNKED = 64 * 2**20
-# within which a registry has to answer at first
+# Seconds within which a registry must answer the first request.
 _SECONDS = 20
-# of distribution-spec
+# Repository names as in distribution-spec.
 _NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 class OciDestination:
-    """A repository of a registry. Credentials are those of `docker login` or `oras login`.
+    """Repository of a registry. Credentials are those of `docker login` or `oras login`.
+
+    Args:
+        secure: use https, not http.
 
     Raises:
-        InputError: the repository can't have that name.
+        InputError: the repository's name is not valid.
         PublishError: the registry can't be reached.
         RuntimeUnavailable: oras is not installed.
     """
@@ -72,7 +78,11 @@ class OciDestination:
         self._registry.auth.load_configs(self._container)
 
     def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
-        """
+        """Publish a bundle, unless its tag already has the same manifest.
+
+        Returns:
+            its address with tag and digest, and whether it is new there.
+
         Raises:
             PublishError: the registry can't be reached, or refuses.
         """
@@ -104,8 +114,10 @@ class OciDestination:
         return where, True
 
     def _attach(self, body: bytes, kind: str, subject: dict[str, Any]) -> None:
-        """Write an artifact about another one; and, for a registry that keeps no list of referrers, into the index that
-        the specification has in its place."""
+        """Write an artifact that refers to another one.
+
+        For a registry without a list of referrers, add it to the index that the specification defines as fallback.
+        """
         answer = self._put_manifest(_sha256_digest(body), body, MANIFEST)
         if "OCI-Subject" in answer.headers:
             return
@@ -132,7 +144,7 @@ class OciDestination:
         if self._send_request("HEAD", f"blobs/{layer['digest']}").status_code == 200:
             return
         if hasattr(self._registry.auth, "token"):
-            # the one that was given for reading may not write
+            # The token for reading may not allow writing.
             self._registry.auth.token = None
         long = layer["size"] > _CHUNKED
         try:
@@ -141,7 +153,7 @@ class OciDestination:
             else:
                 answer = self._registry.put_upload(str(file), self._container, layer)
         except Exception as error:
-            # of oras, requests and urllib3
+            # Errors of oras, requests and urllib3.
             raise self._unreachable_error(error) from error
         if answer.status_code not in (200, 201, 202):
             raise self._refusal_error(answer)
@@ -156,11 +168,14 @@ class OciDestination:
         try:
             return self._registry.do_request(f"{self._base}/{path}", method, data=body, headers=headers)
         except Exception as error:
-            # of oras, requests and urllib3
+            # Errors of oras, requests and urllib3.
             raise self._unreachable_error(error) from error
 
     def _asks_for_password(self, url: str) -> bool:
-        """Asked once without oras, which would try for a minute."""
+        """Return True if the registry asks for basic authentication.
+
+        This is a plain request, because oras would retry for a minute.
+        """
         import requests
 
         try:
@@ -205,7 +220,7 @@ def _encode_manifest(
 
 
 def _empty_descriptor() -> dict[str, Any]:
-    """The specification's descriptor of an empty config."""
+    """Return the specification's descriptor of an empty config."""
     return {"mediaType": "application/vnd.oci.empty.v1+json", "digest": _sha256_digest(_EMPTY), "size": len(_EMPTY)}
 
 

@@ -1,4 +1,4 @@
-"""What a schema can't say of the options of a fleet, found by the functions with which the verbs check them."""
+"""Check a fleet's options beyond the schema, by the functions that the verbs themselves use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .job_steps import as_list
 
 
 def check_options(fleet: Fleet) -> None:
-    """
+    """Check the options of all jobs.
+
     Raises:
-        InputError: options of a job contradict each other, or mean nothing; with the line of its model.
+        InputError: options of a job contradict each other or have no meaning; the message has the line of its model.
     """
     seen = set[str]()
     for job in fleet.iter_jobs():

@@ -1,4 +1,4 @@
-"""How steps, cells and runs ended: the values that travel from the driver to manifests, pages and tables."""
+"""Define the outcomes of steps, cells and runs, which the driver passes to manifests, pages and tables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,25 @@ BAD: frozenset[Status] = frozenset({"wrong", "failed"})
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """How one step ended.
+    """Outcome of one step.
 
-    ``outcome``: "ok", "wrong" (the verb found the numbers wrong), "failed" (no result: an error, a crash, a limit),
-    "blocked" (a step before it is wrong or failed), "not run" (no machine for it); of a plan that is only looked at
-    "stale" (it would run) and "waits" (whether it would hangs on what a stale one makes). ``cached``: it was in the
-    store.
+    ``outcome`` is one of these:
+
+    - "ok";
+    - "wrong": the verb found wrong numbers;
+    - "failed": no result, because of an error, a crash or a limit;
+    - "blocked": a step before it is wrong or failed;
+    - "not run": no machine can run it;
+    - "stale": in a dry run, it would run;
+    - "waits": in a dry run, it depends on the outputs of a stale step.
+
+    Attributes:
+        cached: the result was in the store.
+        seconds: time of the run that made the result.
+        peak: memory of its largest process in bytes.
+        outputs: path → stored file.
+        log: stored output that it printed; None if there is none.
+        measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
     """
 
     step: str
@@ -44,12 +57,25 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """One model in one variant on one target.
+    """Outcome of one cell: a model in a variant on a target.
 
-    ``status``: "verified" (all that was asked for was done and is right), "built" (the engine is there and was not run
-    on its GPU), "wrong", "failed", "not run" (no builder), "stale". ``reason`` says why it is not verified, ``step``
-    which step says so. ``seconds`` are those of the steps that ran now, ``bytes`` the size of what is deployed: the
-    engine, or the ONNX file with its weights. ``measures``: see `normdeploy.fleet.step_execution.extract_measures`.
+    ``status`` is one of these:
+
+    - "verified": all requested steps were done, with right results;
+    - "built": the engine was built but not run on its GPU, or no verify step was requested;
+    - "wrong" or "failed": a step was;
+    - "not run": no machine can build or run it;
+    - "stale": in a dry run, a step would run.
+
+    Attributes:
+        reason: why it is not verified.
+        step: step that decides the status.
+        seconds: time of the steps that ran now.
+        bytes: size of the deployed files: the engine, or the ONNX file with its weights.
+        ran: number of steps that ran now.
+        cached: number of steps from the store.
+        measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
+        logs: (step, SHA-256 of its log).
     """
 
     model: str
@@ -60,26 +86,30 @@ class CellOutcome:
     step: str = ""
     seconds: float = 0.0
     bytes: int = 0
-    # steps
     ran: int = 0
     cached: int = 0
     measures: Mapping[str, float] = field(default_factory=dict)
-    # (step, SHA-256 of its log)
     logs: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
+        """Return "model/variant/target"."""
         return f"{self.model}/{self.variant}/{self.target}"
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """A job whose steps have all ended, in their order."""
+    """Job whose steps have all ended, in their order."""
 
     job: FleetJob
     steps: tuple[StepEnd, ...]
 
     def cell_outcomes(self) -> tuple[CellOutcome, ...]:
+        """Compute the outcome of the job for each target.
+
+        Returns:
+            one cell for each target, in the job's order.
+        """
         shared = [s for s in self.steps if s.step.count("/") == self.job.name.count("/") + 1]
         return tuple(self._cell_outcome(target, shared) for target in self.job.targets)
 
@@ -111,7 +141,7 @@ class JobEnd:
 
 
 def _worst_status(steps: Sequence[StepEnd], target: FleetTarget) -> tuple[Status, StepEnd | None]:
-    """And the step that decides."""
+    """Return the status of a cell, and the step that decides it; None if no step does."""
     for outcome, status in _DECIDING:
         if (said := next((s for s in steps if s.outcome == outcome), None)) is not None:
             if outcome == "not run" and any(s.verb == "build" and s.outcome == "ok" for s in steps):
@@ -134,9 +164,18 @@ _DECIDING: tuple[tuple[StepOutcome, Status], ...] = (
 
 @dataclass(frozen=True)
 class FleetRun(Renderable):
-    """What a run found. True where no cell is wrong or failed; what was not run is no success, and is told.
+    """Result of a run, true if no cell is wrong or failed.
 
-    ``ran`` and ``cached`` count steps; ``before`` are the cells of the run before it, by name.
+    Cells that were not run do not count as success and are reported.
+
+    Attributes:
+        ran: number of steps that ran.
+        cached: number of steps from the store.
+        machines: facts of the machines that ran steps.
+        before: cells of the previous run, by name.
+        trend: summaries of the last runs, oldest first.
+        dry: nothing was run or written.
+        only: patterns of the models that were run; () for all.
     """
 
     id: str
@@ -152,7 +191,6 @@ class FleetRun(Renderable):
     trend: tuple[Mapping[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     dry: bool = False
-    # patterns of the models that were run; (): all
     only: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -160,15 +198,24 @@ class FleetRun(Renderable):
 
     @property
     def cells_not_run(self) -> tuple[CellOutcome, ...]:
-        """Cells of which a step was not run for want of a machine: not built, or built and not run."""
+        """Return the cells with a step that no machine could run.
+
+        Returns:
+            cells that were not built, and cells that were built but not run.
+        """
         return tuple(c for c in self.cells if c.status == "not run" or (c.status == "built" and c.reason))
 
     def count_by_status(self) -> dict[str, int]:
-        """Status -> number of cells, of those that there are."""
+        """Count the cells by status.
+
+        Returns:
+            status → number of cells, without zeros.
+        """
         found = {status: sum(c.status == status for c in self.cells) for status in STATUSES}
         return {status: count for status, count in found.items() if count}
 
     def show(self, console: Console) -> None:
+        """Print the run as tables."""
         from .fleet_tables import show_fleet_run
 
         show_fleet_run(console, self)

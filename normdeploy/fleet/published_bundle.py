@@ -1,4 +1,4 @@
-"""A bundle on its way to a registry: its files, what is said of it, and its name there."""
+"""Define a bundle to publish: its files, its labels, and its name in a registry."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Protocol
 from .outcomes import CellOutcome
 from .step_store import StoredFile
 
-# characters that a tag of distribution-spec may have
+# Longest tag of distribution-spec, in characters.
 _TAG = 128
 
 
 @dataclass(frozen=True)
 class PublishedBundle:
-    """A bundle on this disk: ``files`` are path -> content, ``digest`` is that of all of them, ``manifest`` that of its
-    manifest."""
+    """Bundle on this disk.
+
+    Attributes:
+        files: path → content.
+        digest: SHA-256 of all files together.
+        manifest: SHA-256 of its manifest.
+    """
 
     folder: Path
     cell: CellOutcome
@@ -28,7 +33,11 @@ class PublishedBundle:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What is said of it where it is published."""
+        """Return the labels under which the bundle is published.
+
+        Returns:
+            "normdeploy.cell", ".model", ".variant", ".target", ".status", ".manifest" and ".bundle" → value.
+        """
         cell = self.cell
         named = {"cell": cell.name, "model": cell.model, "variant": cell.variant, "target": cell.target}
         told = named | {"status": cell.status, "manifest": f"sha256:{self.manifest}", "bundle": f"sha256:{self.digest}"}
@@ -36,18 +45,25 @@ class PublishedBundle:
 
 
 class BundleDestination(Protocol):
-    """Where bundles go."""
+    """Registry to which bundles are published."""
 
     def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
-        """Where the bundle is now, and whether it is new there.
+        """Publish a bundle.
+
+        Returns:
+            its address, and whether it is new there.
 
         Raises:
-            PublishError: it can't be reached, or refuses.
+            PublishError: the registry can't be reached, or refuses.
         """
 
 
 def cell_tag(cell: CellOutcome) -> str:
-    """A name for a cell, of letters, digits, ".", "-" and "_" alone, that no other cell has."""
+    """Build a unique name for a cell, of letters, digits, ".", "-" and "_" only.
+
+    Returns:
+        the name, which no other cell has.
+    """
     parts = (cell.model, cell.variant, cell.target)
     text = "__".join(parts)
     if len(text) > _TAG or text[0] in ".-" or any("__" in p or p[0] == "_" or p[-1] == "_" for p in parts):

@@ -1,6 +1,7 @@
-"""Puts the bundles of a fleet where others take them from: an OCI registry, or MLflow.
+"""Publish the bundles of a fleet to an OCI registry or to MLflow.
 
-Only what the store says is right is published, and it is copied out of the store, hash by hash, before a byte is sent.
+Only bundles with right results in the store are published. Each is copied out of the store, with every hash checked,
+before a byte is sent.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from .scheduler import Scheduler
 from .signed_store import resolve_keys
 from .step_store import StepStore, StoredFile
 
-# of the outputs of a package step
+# Folder of the bundle among the outputs of a package step.
 _FOLDER = "bundle/"
 
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """What became of one cell: ``where`` it is, or the ``reason`` why it was refused."""
+    """Outcome of one cell: ``where`` it is published, or the ``reason`` why it was refused."""
 
     cell: str
     outcome: Literal["published", "there", "refused"]
@@ -47,7 +48,7 @@ class PublishedCell:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What ``publish_bundles`` did. True where nothing was refused."""
+    """Result of ``publish_bundles``, true if nothing was refused."""
 
     to: str
     items: tuple[PublishedCell, ...]
@@ -59,7 +60,7 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCall(PublishOptions):
-    """What ``publish_bundles`` is called with."""
+    """Arguments of ``publish_bundles``."""
 
     file: PathLike
     to: str
@@ -69,20 +70,24 @@ class PublishCall(PublishOptions):
 
 @take_fields_as_arguments(PublishCall)
 def publish_bundles(call: PublishCall) -> PublishResult:
-    """Publish the bundles of a fleet's cells that are verified; what is there already is left as it is.
+    """Publish the bundles of a fleet's verified cells; bundles that are already there are left unchanged.
 
     Args:
         file: fleet.toml.
-        to: "oci://HOST/REPOSITORY" or "mlflow://HOST/EXPERIMENT"; by http "oci+http://" and "mlflow+http://".
+        to: "oci://HOST/REPOSITORY" or "mlflow://HOST/EXPERIMENT"; for http "oci+http://" and "mlflow+http://".
+        store: place of the store (`normdeploy.fleet.fleet_options`).
         only: patterns of models or of model/variant.
-        built: cells whose engine was built and not run on its GPU are published too.
-        trust: PEM files of public keys: records and bundles that none of them has signed are refused.
+        built: also publish cells whose engine was built but not run on its GPU.
+        trust: PEM files of public keys; records and bundles that none of them has signed are refused.
         progress: called with (cell, done, total).
 
+    Returns:
+        the outcome of each cell.
+
     Raises:
-        InputError: the file is wrong, there is no store, or ``to`` is no such place.
+        InputError: the file is wrong, the store does not exist, or ``to`` is not a valid address.
         StoreError: the store can't be read.
-        PublishError: the place can't be reached, or refuses a bundle; those before it are published.
+        PublishError: the registry can't be reached, or refuses a bundle; earlier bundles are published.
         RuntimeUnavailable: a library is missing.
     """
     fleet = read_fleet_file(call.file)
@@ -116,9 +121,13 @@ def publish_bundles(call: PublishCall) -> PublishResult:
 
 
 def open_destination(to: str) -> BundleDestination:
-    """
+    """Open the registry of an address.
+
+    Returns:
+        the registry.
+
     Raises:
-        InputError: it is no address that is known.
+        InputError: the address is not valid.
         RuntimeUnavailable: a library is missing.
     """
     kind, _, rest = to.partition("://")
@@ -130,14 +139,14 @@ def open_destination(to: str) -> BundleDestination:
 
 
 def _bundle_outputs(end: JobEnd, cell: CellOutcome) -> dict[str, StoredFile]:
-    """The files of the cell's bundle."""
+    """Select the files of a cell's bundle."""
     name = f"{cell.name}/package"
     outputs = next((step.outputs for step in end.steps if step.step == name), {})
     return {path.removeprefix(_FOLDER): file for path, file in outputs.items() if path.startswith(_FOLDER)}
 
 
 def _publish_refusal(cell: CellOutcome, outputs: Mapping[str, StoredFile], *, built: bool) -> str:
-    """Why a cell is not published; "" where it is."""
+    """Return the reason why a cell is not published; "" if it is."""
     if cell.status != "verified" and not (built and cell.status == "built"):
         if cell.status == "built":
             hint = "; --built publishes it"
@@ -159,6 +168,11 @@ def _copy_bundle(
 
 
 def describe_bundle(folder: Path, cell: CellOutcome) -> PublishedBundle:
+    """Hash the files of a bundle's folder.
+
+    Returns:
+        the bundle with its digests.
+    """
     files = {path: StoredFile(hash_file(folder / path), size) for path, size in sorted(scan_folder(folder)[0].items())}
     digest = hashlib.sha256("".join(f"{f.sha256}  {path}\n" for path, f in files.items()).encode()).hexdigest()
     return PublishedBundle(folder, cell, files, digest, files[MANIFEST].sha256)

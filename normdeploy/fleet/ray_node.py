@@ -1,4 +1,4 @@
-"""What the processes of a Ray node do (`normdeploy.fleet.ray_pool`): say what machine it is, and run steps there."""
+"""Run in the processes of a Ray node (`normdeploy.fleet.ray_pool`): describe its machine, and run steps there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .step_store import StepRecord, StepStore
 
 @dataclass(frozen=True)
 class MachineChanged:
-    """The answer of a node that is not the machine any more which it was when it was probed."""
+    """Answer of a node whose machine has changed since it was probed."""
 
     machine: FleetMachine
     node: str
@@ -26,14 +26,20 @@ class MachineChanged:
 
 @dataclass(frozen=True)
 class StepRefused:
-    """The answer of a step that came to no record. An exception as such would be raised by Ray, with more around it."""
+    """Answer for a step that made no record; Ray would wrap a plain exception in more text."""
 
     error: NormdeployError
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a node's processes use: the module that a step runs, what is imported before, and how a machine is read."""
+    """Settings of a node's processes.
+
+    Attributes:
+        module: module that a step runs.
+        preloaded: modules that are imported before any step.
+        machine: function that describes the machine.
+    """
 
     module: str = "normdeploy"
     preloaded: tuple[str, ...] = PRELOADED
@@ -41,7 +47,15 @@ class WorkerSettings:
 
 
 def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMachine, bool] | StepRefused:
-    """On a node: what it is, and whether it sees what the driver wrote into the store (pickled: `open_node_store`)."""
+    """Describe the machine of this node, and check the store; runs on the node.
+
+    Args:
+        store: pickled store for `open_node_store`.
+        seen: object that the driver wrote into the store.
+
+    Returns:
+        the machine, and whether the node can read that object; a refusal if the store can't be opened.
+    """
     try:
         return _current_machine(worker.machine), open_node_store(store).place.read(seen) is not None
     except StoreError:
@@ -53,7 +67,11 @@ def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMa
 def run_on_node(
     task: StepTask, packed: bytes, worker: WorkerSettings, key: str
 ) -> StepRecord | MachineChanged | StepRefused:
-    """On a node: a step that has this key."""
+    """Run a step on this node if it has this key here; runs on the node.
+
+    Returns:
+        the record, the changed machine, or the error.
+    """
     import ray
 
     try:
@@ -68,13 +86,18 @@ def run_on_node(
 
 @cache
 def open_node_store(store: bytes) -> StepStore:
-    """The driver's store, once in a process. Ray would open it by itself, for each step anew, and where that fails, for
-    want of a key's file or of a library, as an error of its own; with Ray Client in the cluster's head too.
+    """Open the driver's store once in a process.
+
+    Ray itself would unpickle it anew for each step. If that failed, for lack of a key's file or of a library, Ray would
+    raise an error of its own. With Ray Client it would also open it in the cluster's head.
+
+    Returns:
+        the store.
 
     Raises:
-        InputError: the key that signs can't be used here.
+        InputError: the signing key can't be used here.
         RuntimeUnavailable: a library is missing.
-        StoreError: it can't be used.
+        StoreError: the store can't be used.
     """
     found = pickle.loads(store)
     assert isinstance(found, StepStore)
@@ -83,7 +106,7 @@ def open_node_store(store: bytes) -> StepStore:
 
 @cache
 def _current_machine(machine: Callable[[], FleetMachine]) -> FleetMachine:
-    """Read once in a process, whose libraries stay what they were when it began."""
+    """Describe the machine once in a process, whose libraries stay the same from its start."""
     return machine()
 
 
@@ -91,7 +114,11 @@ _warmed: dict[tuple[WorkerSettings, str | None], ForkClient] = {}
 
 
 def _node_process(worker: WorkerSettings, devices: str | None) -> ForkClient:
-    """This process's warm one. The GPU that Ray gives to a step is in its environment from the start."""
+    """Return the warm process of this Ray process.
+
+    Ray sets the GPU of a step in the environment, which a warm process keeps from its start, so other devices need a
+    new one.
+    """
     if (worker, devices) not in _warmed:
         while _warmed:
             _warmed.popitem()[1].close()

@@ -1,10 +1,10 @@
-"""Steps on the nodes of a Ray cluster.
+"""Run steps on the nodes of a Ray cluster.
 
-Each node that has CPUs is probed once by a task, which says what machine it is and whether it can read the store. A
-step is given to the nodes on which its key is the same as on the machine that the driver chose; which of them runs it,
-Ray decides. A node states its GPUs (``num_gpus``, which Ray finds by itself), and may state resources of its own:
-``cc89`` for GPUs of compute capability 8.9, ``builder`` for machines that engines are built on. A step that needs a GPU
-takes one of each that its nodes state, so that two never share one.
+A task probes each node with CPUs once. It reports the node's machine and whether the node can read the store. A step
+may run on every node on which its key is the same as on the machine that the driver chose; Ray picks one of them. A
+node states its GPUs (``num_gpus``, which Ray detects). It may also state custom resources: ``cc89`` for GPUs of compute
+capability 8.9, ``builder`` for machines that build engines. A step that needs a GPU takes one of each resource that its
+nodes state, so that two steps never share a GPU.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .step_inputs import StepTask
 from .step_keys import FleetMachine
 from .step_store import StepRecord, StepStore
 
-# seconds between two looks at the nodes
+# Seconds between two checks of the nodes.
 _LOOK = 1.0
-# seconds in which a new node has to start a process and answer
+# Seconds within which a new node must start a process and answer.
 _PROBE = 300.0
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node that was probed; ``resources`` are what it states, name -> number."""
+    """Node that was probed; ``resources`` maps the names of its stated resources to amounts."""
 
     id: str
     machine: FleetMachine
@@ -46,7 +46,7 @@ class RayNode:
 
 @dataclass
 class _PendingStep:
-    """A step that was given to Ray."""
+    """Step that was submitted to Ray."""
 
     task: StepTask
     nodes: frozenset[str]
@@ -55,14 +55,15 @@ class _PendingStep:
 
 
 class RayPool:
-    """Steps on a Ray cluster, each in a fork of a warm process that its node's Ray process keeps.
+    """Run steps on a Ray cluster, each in a fork of a warm process that its node's Ray process keeps.
 
     Args:
-        address: "auto" for the cluster that this machine is in, "HOST:PORT", or "ray://HOST:10001".
-        wait: seconds in which the first node with a CPU may come, where there is none.
+        address: "auto" for this machine's own cluster, "HOST:PORT", or "ray://HOST:10001".
+        worker: settings of the nodes' processes; None for the defaults.
+        wait: seconds to wait for the first node with a CPU, if there is none.
 
     Raises:
-        RuntimeUnavailable: Ray is not installed, the cluster is not reached, or no node has normdeploy.
+        RuntimeUnavailable: Ray is not installed, the cluster can't be reached, or no node has normdeploy.
         StoreError: a node can't read the store.
     """
 
@@ -101,14 +102,24 @@ class RayPool:
 
     @property
     def size(self) -> int:
-        """The CPUs of all nodes."""
+        """Return the number of CPUs of all nodes, at least 1."""
         return max(1, int(sum(node.resources["CPU"] for node in self._list_nodes())))
 
     @property
     def machines(self) -> Sequence[FleetMachine]:
+        """Return the machines of all nodes.
+
+        Returns:
+            equal machines only once.
+        """
         return tuple({repr(node.machine): node.machine for node in self._list_nodes()}.values())
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
+        """Submit a step to the nodes that may run it.
+
+        Returns:
+            a future of its record; it fails with ProcessVanished if no node fits any more.
+        """
         future: Future[StepRecord] = Future()
         key = task.key_on(machine)[0]
         able, amounts = find_nodes_for(self._list_nodes(), task, key)
@@ -130,15 +141,15 @@ class RayPool:
         return future
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
-        """Let Ray's autoscaler see what steps wait for."""
+        """Tell Ray's autoscaler which resources the waiting steps need."""
         with self._lock:
             offered = set(self._offered)
-        # of Ray: the cluster is gone, which is told by those who look at its nodes
+        # Ray raises if the cluster is gone; the thread that watches the nodes reports that.
         with suppress(Exception):
             self._demand.set_pending_resources(map(resource_of_step, steps), offered)
 
     def close(self) -> None:
-        """End what runs."""
+        """Cancel the running steps and disconnect."""
         self.set_waiting_steps(())
         self._ended.set()
         self._watch.join()
@@ -146,7 +157,7 @@ class RayPool:
             waiting = self._waiting
             self._waiting = []
         for one in waiting:
-            # it may have ended, or the cluster may be gone
+            # The step may have ended, or the cluster may be gone.
             with suppress(Exception):
                 self._ray.cancel(one.reference, force=True)
         self._disconnect()
@@ -169,17 +180,17 @@ class RayPool:
 
     def _handle_answer(self, waiting: _PendingStep, answer: Future[StepRecord | MachineChanged | StepRefused]) -> None:
         with self._lock:
-            # its nodes were seen to be gone, or the run has ended
+            # Its nodes were lost, or the run has ended.
             if waiting not in self._waiting:
                 return
             self._waiting.remove(waiting)
         try:
             told = answer.result()
         except self._ray.exceptions.RayTaskError as error:
-            # nothing that was foreseen
+            # This is an unexpected error of the step.
             waiting.future.set_exception(error)
         except Exception as error:
-            # of Ray: the node, its process or the connection is gone
+            # Ray raises if the node, its process or the connection is gone.
             lines = str(error).strip().splitlines()
             waiting.future.set_exception(
                 ProcessVanished(f"the machine that ran it is gone ({lines[0] if lines else error})")
@@ -202,14 +213,14 @@ class RayPool:
             try:
                 self._refresh_nodes()
             except Exception as error:
-                # of Ray: the whole cluster is gone
+                # Ray raises if the whole cluster is gone.
                 lost = f"the Ray cluster is gone ({error})"
                 with self._lock:
                     self._nodes.clear()
                 self._fail_orphaned_steps(frozenset(), lost)
 
     def _refresh_nodes(self, seconds: float = 0.0) -> None:
-        """Learn which nodes came and went; wait for the answers of new ones."""
+        """Find new and lost nodes, and wait up to ``seconds`` for the answers of new ones."""
         alive = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
         with self._lock:
             self._offered = {name for resources in alive.values() for name, amount in resources.items() if amount}
@@ -239,9 +250,9 @@ class RayPool:
         try:
             answer = self._ray.get(reference)
         except Exception as error:
-            # of Ray, or whatever stands in the way of importing normdeploy there
+            # An error of Ray, or of importing normdeploy on the node.
             if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
-                # it went while it was asked
+                # The node was lost while it was probed.
                 return
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
@@ -263,7 +274,7 @@ class RayPool:
             self._nodes[name] = RayNode(name, drop_unsharable_gpus(machine, resources), resources)
 
     def _fail_orphaned_steps(self, alive: frozenset[str], why: str) -> None:
-        """Steps that wait for nodes which are all gone would wait for ever."""
+        """Fail steps whose nodes are all gone; they would wait forever."""
         with self._lock:
             lost = [one for one in self._waiting if not one.nodes & alive]
             self._waiting = [one for one in self._waiting if one.nodes & alive]
@@ -274,7 +285,14 @@ class RayPool:
 
 
 def find_nodes_for(nodes: Sequence[RayNode], task: StepTask, key: str) -> tuple[Sequence[RayNode], dict[str, float]]:
-    """The nodes that may run a step, and what it takes of each besides a CPU: resource -> number."""
+    """Find the nodes that may run a step.
+
+    Args:
+        key: key of the step on the machine that the driver chose.
+
+    Returns:
+        the nodes, and the resources that the step takes besides a CPU: name → amount.
+    """
     needs = task.step.needs
     able = [n for n in nodes if not n.machine.describe_missing(needs) and task.key_on(n.machine)[0] == key]
     names = ("GPU", gpu_resource(needs)) if needs.capability else ()
@@ -287,8 +305,14 @@ def find_nodes_for(nodes: Sequence[RayNode], task: StepTask, key: str) -> tuple[
 
 
 def drop_unsharable_gpus(machine: FleetMachine, resources: Mapping[str, float]) -> FleetMachine:
-    """The machine, without its GPUs where Ray can't keep two steps from sharing one, or which one a step would get is
-    not known: its node states none, or it has several kinds."""
+    """Remove a machine's GPUs if steps can't use them safely.
+
+    That is the case if its node states no GPU, because Ray can't keep two steps from sharing one. It is also the case
+    if the node has several kinds, because the kind that a step would get is unknown.
+
+    Returns:
+        the machine, or a copy without GPUs.
+    """
     kinds = set(machine.gpu_capabilities)
     stated = resources.get("GPU") or any(resources.get(f"cc{kind.replace('.', '')}") for kind in kinds)
     if len(kinds) == 1 and stated:

@@ -1,8 +1,8 @@
-"""A store's place on what fsspec reaches: S3, GCS, Azure.
+"""Access a store's place on file systems of fsspec: S3, GCS, Azure.
 
-An object is written whole or not at all, and a second one under its name is refused by a conditional put: If-None-Match
-on S3 (s3fs) and Azure (adlfs), ifGenerationMatch=0 on GCS (gcsfs). Other file systems of fsspec look whether a name is
-there before they write, so that two writers may both succeed; they are refused.
+An object is written whole or not at all, and a conditional put refuses a second one of the same name. The condition is
+If-None-Match on S3 (s3fs) and Azure (adlfs), and ifGenerationMatch=0 on GCS (gcsfs). Other file systems of fsspec check
+whether a name exists before they write, so two writers may both succeed; they are refused.
 """
 
 from __future__ import annotations
@@ -22,19 +22,26 @@ from typing import Any
 from ..errors import RuntimeUnavailable, StoreError
 from .store_backends import FolderBackend, ObjectEntry, StoreBackend
 
-# seconds that a claim holds without being renewed
+# Seconds that a claim lasts without being renewed.
 LEASE = 60.0
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-# gcsfs logs a traceback of what it raises, which Python else prints
+# gcsfs logs a traceback of the errors that it raises; without a handler, Python would print it.
 _NOWHERE = logging.NullHandler()
-# times that a write is tried again which the store wants to have later
+# Tries of a write that the store asks to repeat later.
 _LATER = 5
 
 
 class RemoteBackend:
-    """A place that fsspec reaches, by its URL. Credentials are those that its library finds.
+    """Place that fsspec reaches, by its URL. Credentials are those that its library finds.
 
     Clocks of drivers that share it may differ by a few seconds, far less than ``LEASE``.
+
+    Args:
+        options: options of the file system's library.
+
+    Raises:
+        StoreError: the file system has no conditional put, or the URL is not valid.
+        RuntimeUnavailable: a library is missing.
     """
 
     local = False
@@ -49,7 +56,7 @@ class RemoteBackend:
         try:
             from fsspec.core import url_to_fs
 
-            # what others write and remove has to be seen: nothing of a listing is remembered
+            # Changes by other drivers must be visible, so listings are not cached.
             self.files, self.root = url_to_fs(url, use_listings_cache=False, **(options or {}))
         except ImportError as error:
             library = {"s": "s3fs", "g": "gcsfs", "a": "adlfs"}[protocol[0]]
@@ -60,7 +67,8 @@ class RemoteBackend:
             ) from error
         self.url, self._options, self._held = url, options, _LeaseRenewer(self)
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
-        # s3fs else asks for the size first, to read a large file in parts: two questions for each record
+        # s3fs would otherwise query the size first, to read a large file in parts: two requests for each
+        # record.
         known = inspect.signature(self.files.cat_file).parameters
         if "max_concurrency" in known:
             self._whole = {"max_concurrency": 1}
@@ -71,11 +79,12 @@ class RemoteBackend:
         return RemoteBackend, (self.url, self._options)
 
     def check_writable(self) -> None:
-        """Before a run: see that it can be written and that a second object of one name is refused, and remove claims
-        whose owner is long dead.
+        """Check before a run that the place can be written and refuses a second object of one name.
+
+        Also remove claims whose owner is long dead.
 
         Raises:
-            StoreError: it is not so.
+            StoreError: a check fails.
         """
         name = f"claims/{secrets.token_hex(8)}.try"
         refused = self.create(name, b"") and not self.create(name, b"")
@@ -106,6 +115,11 @@ class RemoteBackend:
             return True
 
     def create(self, name: str, data: bytes) -> bool:
+        """Write a new object by a conditional put, which a busy server may ask to retry.
+
+        Returns:
+            False if an object of this name exists; it is left unchanged.
+        """
         with self._convert_fsspec_errors():
             for tries in range(_LATER):
                 try:
@@ -115,12 +129,12 @@ class RemoteBackend:
                     return False
                 except OSError as error:
                     refused = _server_error_code(error)
-                    # s3fs knows it by a field that not all servers send
+                    # s3fs recognizes it by a field that not all servers send.
                     if refused in ("PreconditionFailed", "412"):
                         return False
                     if refused not in ("ConditionalRequestConflict", "409") or tries == _LATER - 1:
                         raise
-                    # of two writes at the same moment S3 may tell both to come again
+                    # S3 may ask both of two simultaneous writers to retry.
                     time.sleep(0.1 * 2**tries)
         raise AssertionError("unreachable")
 
@@ -137,11 +151,16 @@ class RemoteBackend:
                 return None
 
     def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
+        """List all objects under a prefix that ends with "/".
+
+        Returns:
+            an iterator over the entries, with the times that the server reports.
+        """
         with self._convert_fsspec_errors():
             found = self.files.find(self._object_path(prefix), detail=True)
         skipped = len(self.root.rstrip("/")) + 1
         for path, told in found.items():
-            # S3, Azure, GCS
+            # Keys of S3, Azure and GCS.
             written = told.get("LastModified") or told.get("last_modified") or told.get("mtime") or 0
             if hasattr(written, "timestamp"):
                 at = written.timestamp()
@@ -154,7 +173,11 @@ class RemoteBackend:
             self.files.rm_file(self._object_path(name))
 
     def claim(self, name: str) -> Callable[[], None] | None:
-        """A lease, which is renewed while it is held; one that is older than ``LEASE`` is its dead owner's."""
+        """Take a lease, which is renewed while it is held; the owner of a lease older than ``LEASE`` is dead.
+
+        Returns:
+            a function that releases it; None if another driver has it.
+        """
         path, token = f"claims/{name}", secrets.token_hex(8)
         if not self.create(path, _encode_lease(token)) and not self._take_over_lease(path, token):
             return None
@@ -168,16 +191,23 @@ class RemoteBackend:
         return release_lease
 
     def overwrite(self, name: str, data: bytes) -> None:
+        """Write an object, replacing an existing one."""
         with self._convert_fsspec_errors():
             self.files.pipe_file(self._object_path(name), data)
 
     def _take_over_lease(self, path: str, token: str) -> bool:
-        """Whether the lease is ours now. Of several who find one that has run out, the one takes it that creates a
-        second name beside it, and only if it is still the same."""
+        """Take over a lease that has expired.
+
+        If several drivers find an expired lease, the one that creates a second name beside it takes it, and only if the
+        lease is still the same.
+
+        Returns:
+            True if the lease is ours now.
+        """
         held = self.read(path)
         if held is None:
             return self.create(path, _encode_lease(token))
-        # written by us, and the library asked twice because an answer was lost
+        # This driver wrote it, and the library retried because an answer was lost.
         if _lease_owner(held) == token:
             return True
         if time.time() < _lease_expiry(held):
@@ -185,7 +215,7 @@ class RemoteBackend:
         over = f"{path}.over"
         if not self.create(over, _encode_lease(token)):
             if time.time() > _lease_expiry(self.read(over) or b""):
-                # its owner died here; the next to ask goes on
+                # Its owner died at this point; the next driver to ask continues.
                 self.delete(over)
             return False
         try:
@@ -206,7 +236,7 @@ class RemoteBackend:
         except StoreError:
             raise
         except Exception as error:
-            # each library has its own
+            # Each library has its own exceptions.
             raise StoreError(
                 f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; what it holds is whole, and"
                 " the next run goes on from there"
@@ -214,7 +244,7 @@ class RemoteBackend:
 
 
 class _LeaseRenewer:
-    """The leases of a place, renewed by one thread while there are any."""
+    """Renew the leases of a place in one thread, while there are any."""
 
     def __init__(self, place: RemoteBackend) -> None:
         self._place, self._leases = place, dict[str, str]()
@@ -236,7 +266,7 @@ class _LeaseRenewer:
         while True:
             time.sleep(LEASE / 4)
             for path, token in list(self._leases.items()):
-                # a lock for each write: a lease that is released must not be written again
+                # The lock spans each write, because a released lease must not be written again.
                 with self._lock, contextlib.suppress(StoreError):
                     if path in self._leases:
                         self._place.overwrite(path, _encode_lease(token))
@@ -254,7 +284,7 @@ def _lease_owner(lease: bytes) -> str:
 
 
 def _server_error_code(error: OSError) -> str:
-    """What a server of S3's kind calls an error; "" where it is none."""
+    """Return the error code of an S3 server; "" for other errors."""
     told = getattr(error.__cause__, "response", None)
     if isinstance(told, dict) and "Error" in told:
         return str(told["Error"].get("Code", ""))
@@ -269,7 +299,13 @@ def _lease_expiry(lease: bytes) -> float:
 
 
 def open_backend(url: str) -> StoreBackend:
-    """A folder's path, or a URL that fsspec reads.
+    """Open the place of a store.
+
+    Args:
+        url: path of a folder, or URL that fsspec reads.
+
+    Returns:
+        the place.
 
     Raises:
         StoreError: it can't be used.

@@ -1,12 +1,12 @@
-"""What is kept of each run in the store.
+"""Keep the history of runs in the store.
 
     runs/<id>/manifest.jsonl   a line for each step, in the fleet's order: step, outcome, key, outputs
-    runs/<id>/cells.jsonl      a line for each cell: what it is, numbers, times
-    runs/<id>/run.json         the file that was run, machines, counts, the hashes of the two others; written last:
-                               without it a run did not end
+    runs/<id>/cells.jsonl      a line for each cell: name, status, numbers, times
+    runs/<id>/run.json         the fleet file, machines, counts, and the hashes of the two other files; written last, so
+                               a run without it did not end
 
-A manifest holds nothing of when, where and how fast: the same fleet gives the same bytes wherever its steps are run, as
-far as they are reproducible.
+A manifest contains no times, machines or speeds. So the same fleet gives the same bytes on any machine, as far as its
+steps are reproducible.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .outcomes import CellOutcome, FleetRun, JobEnd
 from .step_store import StepStore
 
 RUN = "normdeploy/fleet-run/1"
-# runs that a page draws
+# Number of runs that a page plots.
 _TREND = 30
 
 
 class RunWriter:
-    """Writes a run into the store when it has ended; holds no more than a file of it until then."""
+    """Write a run into the store after it ended; until then it is kept in temporary files."""
 
     def __init__(self, store: StepStore) -> None:
         now = datetime.now(UTC)
@@ -45,10 +45,15 @@ class RunWriter:
         self._cells: IO[str] = tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False)  # noqa: SIM115
 
     def add(self, end: JobEnd) -> tuple[CellOutcome, ...]:
+        """Add the steps and cells of a job.
+
+        Returns:
+            the outcomes of the job's cells.
+        """
         for step in end.steps:
             outputs = {path: [file.sha256, file.bytes] for path, file in sorted(step.outputs.items())}
             told: dict[str, Any] = {"step": step.step, "outcome": step.outcome, "key": step.key, "reason": step.reason}
-            # times are never equal
+            # Times differ from run to run.
             if step.verb != "bench":
                 told["outputs"] = outputs
             self._manifest.write(json.dumps(told, sort_keys=True) + "\n")
@@ -58,7 +63,7 @@ class RunWriter:
         return cells
 
     def commit_run(self, run: FleetRun) -> None:
-        """Keep it."""
+        """Store the run."""
         hashes = dict[str, str]()
         for name, file in (("manifest.jsonl", self._manifest), ("cells.jsonl", self._cells)):
             file.close()
@@ -83,13 +88,18 @@ class RunWriter:
         self._store.place.create(f"runs/{self.id}/run.json", self._store.seal(json.dumps(told, indent=1).encode()))
 
     def close(self) -> None:
+        """Remove the temporary files."""
         for file in (self._manifest, self._cells):
             file.close()
             Path(file.name).unlink(missing_ok=True)
 
 
 def list_runs(store: StepStore) -> list[dict[str, Any]]:
-    """The runs that ended, the oldest first; of a store that asks for signatures, those that are signed."""
+    """List the runs that ended; in a store that requires signatures, only signed ones.
+
+    Returns:
+        the content of each run.json, oldest first, with the time "written" in seconds since 1970.
+    """
     found = []
     for entry in store.place.list_entries("runs/"):
         if entry.name.endswith("/run.json"):
@@ -100,7 +110,11 @@ def list_runs(store: StepStore) -> list[dict[str, Any]]:
 
 
 def find_last_run(store: StepStore, file: str) -> dict[str, Any] | None:
-    """The last run of a fleet's file; of all its models, where there was one."""
+    """Find the last run of a fleet file, preferably one of all its models.
+
+    Returns:
+        the content of its run.json; None if it was never run.
+    """
     mine = [r for r in list_runs(store) if r["file"] == file]
     found = [r for r in mine if not r.get("only")] or mine
     if found:
@@ -109,18 +123,33 @@ def find_last_run(store: StepStore, file: str) -> dict[str, Any] | None:
 
 
 def status_trend(store: StepStore, file: str) -> tuple[Mapping[str, float], ...]:
-    """Of the last runs of all models of a file: counts of cells by status, and bytes."""
+    """Summarize the last runs of all models of a file.
+
+    Returns:
+        for each run, oldest first, the number of cells by status, and "bytes".
+    """
     mine = [r for r in list_runs(store) if r["file"] == file and not r.get("only")][-_TREND:]
     return tuple({**r["counts"], "bytes": r["bytes"]} for r in mine)
 
 
 def trend_point(cells: Sequence[CellOutcome]) -> Mapping[str, float]:
-    """Of a run that is not in the store yet, what ``status_trend`` tells of those that are."""
+    """Summarize a run that is not in the store yet, as ``status_trend`` summarizes stored ones.
+
+    Returns:
+        the number of cells by status, and "bytes".
+    """
     return {**Counter(cell.status for cell in cells), "bytes": sum(cell.bytes for cell in cells)}
 
 
 def cells_by_name(store: StepStore, run: str) -> dict[str, CellOutcome]:
-    """The cells of a run, by name."""
+    """Read the cells of a run.
+
+    Returns:
+        name → cell.
+
+    Raises:
+        StoreError: the run's files are missing, damaged or not trusted.
+    """
     cells = {}
     for told in _read_manifest_lines(store, run, "cells.jsonl"):
         cell = CellOutcome(**{name: told[name] for name in CellOutcome.__dataclass_fields__})
@@ -129,15 +158,23 @@ def cells_by_name(store: StepStore, run: str) -> dict[str, CellOutcome]:
 
 
 def iter_run_steps(store: StepStore, run: str) -> Iterator[dict[str, Any]]:
-    """The lines of a run's manifest."""
+    """Read the lines of a run's manifest.
+
+    Returns:
+        an iterator over the lines.
+
+    Raises:
+        StoreError: the run's files are missing, damaged or not trusted.
+    """
     return _read_manifest_lines(store, run, "manifest.jsonl")
 
 
 def _find_run(store: StepStore, run: str) -> dict[str, Any]:
-    """
+    """Read and check the run.json of a run.
+
     Raises:
-        StoreError: it is not to be believed.
-        ValueError, KeyError, TypeError: it is no account of that run.
+        StoreError: it is not trusted.
+        ValueError, KeyError, TypeError: it does not describe that run.
     """
     told: dict[str, Any] = json.loads(store.opened(store.place.read(f"runs/{run}/run.json") or b""))
     if told["schema"] != RUN or told["id"] != run or not isinstance(told["files"], dict):

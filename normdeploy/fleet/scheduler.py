@@ -1,13 +1,13 @@
-"""Runs the steps of a fleet in their order: what is in the store is taken from it, the rest is given to a pool.
+"""Schedule the steps of a fleet: results in the store are reused, and all other steps run on a pool.
 
-Only a few jobs are in memory at a time, whatever the fleet's size; their ends come out in the fleet's order. A step
-that has no result ends those behind it, and nothing else. A step goes this way:
+Only a few jobs are in memory at a time, independent of the fleet's size; their ends are yielded in the fleet's order. A
+step without a result ends the steps behind it, and nothing else. The states of a step are:
 
-    decided: ended by one before it │ not run: no machine │ its record is looked for
-    looked for: ended by its record │ ready
-    ready: claimed, where the pool has room │ left to whoever has claimed it, and decided again
+    decided: ended by one before it │ not run: no machine │ its record is looked up
+    looked up: ended by its record │ ready
+    ready: claimed, if the pool has room │ claimed by another driver, and decided again
     claimed: ended by a record written meanwhile │ run by the pool
-    returned: ended │ decided again, where its machine vanished or what it read is damaged
+    returned: ended │ decided again, if its machine vanished or its input is damaged
 """
 
 from __future__ import annotations
@@ -34,40 +34,45 @@ from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 from .store_queries import AT_A_TIME, StoreQueries
 
-# of a step whose machine vanishes, or whose inputs are damaged
+# Tries of a step whose machine vanishes, or whose inputs are damaged.
 _TRIES = 3
-# seconds between two looks at what others do
+# Seconds between two checks of steps that others run.
 _POLL = 0.5
 
 
 class StepPool(Protocol):
-    """Where steps run.
+    """Pool that runs steps.
 
-    ``machines`` are the kinds that are there now; ``shares_files`` says whether they read this machine's files (else
-    sources go through the store).
+    Attributes:
+        machines: kinds of machines that are available now.
+        shares_files: the machines can read this machine's files; otherwise sources go through the store.
     """
 
     shares_files: bool
 
     @property
     def size(self) -> int:
-        """Steps that it can run at a time."""
+        """Return the number of steps that it can run at a time."""
 
     @property
     def machines(self) -> Sequence[FleetMachine]: ...
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
-        """Run it (`normdeploy.fleet.step_execution.execute_step`) on a machine of that kind."""
+        """Run a step on a machine of this kind (`normdeploy.fleet.step_execution.execute_step`).
+
+        Returns:
+            a future of its record.
+        """
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
-        """These, and no others, wait for a machine that is not there."""
+        """Set the steps that wait for a machine that does not exist yet."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class _SubmittedStep:
-    """A step that the pool has; its key is claimed."""
+    """Step that the pool runs; its key is claimed."""
 
     run: JobState
     task: StepTask
@@ -76,11 +81,16 @@ class _SubmittedStep:
 
 @dataclass
 class Scheduler:
-    """Args:
-    pool: None: nothing is run, and what would be is "stale".
-    machines: the kinds for which a plan is looked at, where there is no pool.
-    wait: seconds that a step waits for a machine that can run it.
-    explain: the end of a step that would run, where there is no pool: its step, key, and what that is the hash of.
+    """Run jobs on a pool, or plan them without one.
+
+    Args:
+        pool: pool that runs steps; None runs nothing, and steps that would run are "stale".
+        machines: machines for which a plan is made; only without a pool.
+        wait: seconds that a step waits for a machine that can run it.
+        explain: returns the end of a step that would run, from the step, its key and the key's content; only without a
+            pool.
+        progress: called with (step, done, total).
+        total: number of steps; 0 if unknown.
     """
 
     store: StepStore
@@ -94,14 +104,14 @@ class Scheduler:
     progress: Progress | None = None
     total: int = 0
     _done: int = 0
-    # steps whose claims are asked for
+    # Number of steps whose claims are being requested.
     _claiming: int = 0
     _futures: dict[Future[StepRecord], _SubmittedStep] = field(default_factory=dict)
     _elsewhere: list[tuple[JobState, JobStep]] = field(default_factory=list)
-    # when those were last looked at
+    # Time at which the steps of other drivers were last checked.
     _polled: float = 0.0
     _uploaded: set[str] = field(default_factory=set)
-    # one for each file
+    # One lock for each file.
     _uploads: dict[str, threading.Lock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +119,10 @@ class Scheduler:
         self.notes = self._questions.notes
 
     def run(self, jobs: Iterable[FleetJob]) -> Generator[JobEnd, None, None]:
-        """The ends of all jobs, in their order. What is claimed is released when it ends or is closed.
+        """Run all jobs, and release all claims at the end or when the generator is closed.
+
+        Yields:
+            the end of each job, in their order.
 
         Raises:
             StoreError: the store can't be reached or written.
@@ -138,7 +151,7 @@ class Scheduler:
                     return
 
     def _decide_ready_steps(self, run: JobState) -> None:
-        """Everything that can be decided now."""
+        """Decide all steps of a job that can be decided now."""
         ended = -1
         while ended != len(run.ends):
             ended = len(run.ends)
@@ -146,7 +159,7 @@ class Scheduler:
                 self._decide_step(run, step)
 
     def _decide_step(self, run: JobState, step: JobStep) -> None:
-        """End a step that can't be run, look for the record of another."""
+        """End a step that can't run, or look up the record of one that can."""
         if (end := run.blocked_end(step)) is not None:
             self._record_end(run, end)
             return
@@ -174,11 +187,11 @@ class Scheduler:
         )
 
     def _handle_lookup(self, run: JobState, task: StepTask, machine: FleetMachine, record: StepRecord | None) -> None:
-        """End a step that has a record; without one it is to be run."""
+        """End a step that has a record, or mark it as ready to run."""
         step = task.step
         run.busy.discard(step.name)
         if not run.can_begin(step) or not run.is_current(task):
-            # what it reads is made again, and its key will be another
+            # Its inputs are made again, so its key will change.
             return
         if record is not None:
             self._record_end(run, end_from_record(step, record, cached=True))
@@ -192,8 +205,7 @@ class Scheduler:
             run.ready[step.name] = replace(task, made=made), machine
 
     def _submit_ready_steps(self, active: Sequence[JobState]) -> None:
-        """Claim what the pool can take, the first jobs' steps first. What is not given to it is not claimed: another
-        driver may take it."""
+        """Claim as many steps as the pool can take, those of the first jobs first; other drivers may take the rest."""
         assert self.pool is not None or not any(run.ready for run in active)
         for run in active:
             for step in [s for s in run.steps if s.name in run.ready]:
@@ -206,7 +218,11 @@ class Scheduler:
 
     def _claim_step(self, run: JobState, task: StepTask, machine: FleetMachine, key: str) -> None:
         def claim_or_find_record() -> StepTask | StepRecord | None:
-            """What is to be run; its record, where that was written since it was looked for; None: it is not ours."""
+            """Claim a step unless another driver has it.
+
+            Returns:
+                the task to run; the record if it was written since the lookup; None if the step is not ours.
+            """
             if not self._questions.claim(key):
                 return None
             if (record := self._questions.find_first_record([key])) is not None:
@@ -226,11 +242,11 @@ class Scheduler:
     ) -> None:
         self._claiming -= 1
         if told is not None and not (run.can_begin(task.step) and run.is_current(task)):
-            # what it reads is made again, and its key will be another
+            # Its inputs are made again, so its key will change.
             run.busy.discard(task.step.name)
             self._questions.release_later(key)
         elif told is None:
-            # another driver, or another cell of this one, is at it
+            # Another driver, or another cell of this one, is running it.
             self._elsewhere.append((run, task.step))
         elif isinstance(told, StepRecord):
             run.busy.discard(task.step.name)
@@ -241,11 +257,11 @@ class Scheduler:
             self._futures[self.pool.submit(told, machine)] = _SubmittedStep(run, task, key)
 
     def _upload_inputs(self, task: StepTask) -> StepTask:
-        """The task with all that it reads in the store; may run in a thread."""
+        """Store all inputs of a task; may run in a thread."""
         inputs = {}
         for name, file in task.inputs.items():
             if file.path is not None:
-                # variants share a source
+                # Variants share a source.
                 with self._uploads.setdefault(file.stored.sha256, threading.Lock()):
                     if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
                         raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
@@ -254,7 +270,7 @@ class Scheduler:
         return StepTask(task.step, inputs, task.made)
 
     def _wait_for_progress(self, active: Sequence[JobState]) -> None:
-        """Until something has come of what is under way; decide what follows from it."""
+        """Wait until a pending step or query makes progress, and decide the steps that follow."""
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
         if self.pool is not None:
             self.pool.set_waiting_steps(
@@ -287,7 +303,7 @@ class Scheduler:
                 self._decide_ready_steps(run)
 
     def _handle_result(self, future: Future[StepRecord], told: _SubmittedStep) -> None:
-        """End a step that the pool ran, or have it decided again."""
+        """End a step that the pool ran, or let it be decided again."""
         run = told.run
         step = told.task.step
         try:
@@ -308,7 +324,7 @@ class Scheduler:
                     self.store.void_record(run.ends[name].key)
                     run.forget_step(name)
         else:
-            # else what it was made of was damaged, and has been made again
+            # Otherwise its inputs were damaged, and have been made again.
             if run.is_current(told.task):
                 self._record_end(run, end_from_record(step, record, cached=False))
 
@@ -326,5 +342,9 @@ class Scheduler:
 
 
 def count_steps(jobs: Iterable[FleetJob]) -> int:
-    """The number of steps of all jobs."""
+    """Count the steps of all jobs.
+
+    Returns:
+        the number.
+    """
     return sum(len(job_steps_of(job)) for job in jobs)

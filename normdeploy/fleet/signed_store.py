@@ -1,9 +1,8 @@
-"""A store whose records are signed, and believed only where somebody trusted has signed them.
+"""Open a store whose records are signed, and trusted only if a trusted key has signed them.
 
-A record is the payload of a DSSE envelope (`normdeploy.evidence.signed_envelope`). It holds its key, the hash of all
-that the
-step depended on, and the hashes of what it made: under another name, or beside another object, it is refused. The
-account of a run is signed likewise; it holds the run's name and the hashes of its files.
+A record is the payload of a DSSE envelope (`normdeploy.evidence.signed_envelope`). It contains its key, which is the
+hash of everything that the step depended on, and the hashes of the outputs. So it is refused under another name or
+beside another object. The summary of a run is signed too; it contains the run's name and the hashes of its files.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from .store_backends import StoreBackend
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# environment variables that name keys; several by os.pathsep
+# Environment variables that name keys; os.pathsep separates several keys.
 SIGN, TRUST = "NORMDEPLOY_SIGN", "NORMDEPLOY_TRUST"
 KIND = "application/vnd.normdeploy.store+json"
 
 
 @dataclass(frozen=True)
 class RecordSigner:
-    """Signs a record."""
+    """Sign a record."""
 
     signer: Signer
 
@@ -40,7 +39,7 @@ class RecordSigner:
 
 @dataclass(frozen=True)
 class EnvelopeOpener:
-    """The record in an envelope that one of the keys has signed."""
+    """Return the record in an envelope that one of the keys has signed."""
 
     keys: tuple[Key, ...]
 
@@ -52,11 +51,14 @@ class EnvelopeOpener:
 
 
 def open_signed_store(place: StoreBackend, sign: PathLike | None = None, trust: Sequence[PathLike] = ()) -> StepStore:
-    """The store of a place.
+    """Open the store of a place.
 
     Args:
-        sign: a private key's PEM file: what is written is signed by it, and what it has signed is believed.
-        trust: PEM files of public keys: what they have signed is believed. With neither, everything is.
+        sign: PEM file of a private key, which signs everything that is written; its signatures are trusted.
+        trust: PEM files of public keys whose signatures are trusted. Without any key, all records are trusted.
+
+    Returns:
+        the store.
 
     Raises:
         InputError: a key can't be used.
@@ -70,15 +72,20 @@ def open_signed_store(place: StoreBackend, sign: PathLike | None = None, trust: 
 
 
 def resolve_keys(sign: PathLike | None, trust: Sequence[PathLike]) -> tuple[PathLike | None, Sequence[PathLike]]:
-    """The keys that are given, or else those that the environment names."""
+    """Use the environment's keys if none are given.
+
+    Returns:
+        the private key or None, and the public keys.
+    """
     named = [path for path in os.environ.get(TRUST, "").split(os.pathsep) if path]
     return sign or os.environ.get(SIGN) or None, trust or named
 
 
 def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
-    """
+    """Check that the driver will trust its own records.
+
     Raises:
-        InputError: what is written would not be believed by whoever writes it.
+        InputError: only signed records are trusted, but no key signs new ones.
     """
     if trust and sign is None:
         raise InputError(

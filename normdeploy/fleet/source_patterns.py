@@ -1,4 +1,4 @@
-"""Expands the patterns of a fleet's sources as ``glob.glob`` does, and looks at a bounded number of files."""
+"""Expand the patterns of a fleet's sources as ``glob.glob`` does, but look at a bounded number of files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-# Entries of folders; a walk through them takes seconds.
+# Entries of folders; a walk through this many takes seconds.
 MOST_SEEN = 200_000
 
 
 class TooManyFiles(Exception):
-    """A pattern looks at more than `MOST_SEEN` files and folders."""
+    """Error for a pattern that looks at more than `MOST_SEEN` files and folders."""
 
 
 def expand_pattern(pattern: str, folder: Path) -> Iterator[Path]:
-    """Yield what a pattern finds in ``folder``, an open number of folders where a part of it is ``**``.
+    """Yield the matches of a pattern in ``folder``; ``**`` matches any number of folders.
 
-    Names with a leading dot are found by parts with one, as a shell does.
+    Names with a leading dot match only parts with a leading dot, as in a shell.
 
     Raises:
-        TooMany: as it says.
+        TooManyFiles: the pattern looks at too many files and folders.
     """
     top = Path(os.path.abspath(folder))
     for path in _PatternWalk().find_matches(str(top), PurePath(pattern).parts):
@@ -63,7 +63,7 @@ class _PatternWalk:
         try:
             names = sorted(os.listdir(folder))
         except OSError:
-            # It is no folder, or may not be read.
+            # It is not a folder, or can't be read.
             return []
         self._seen += len(names)
         if self._seen > MOST_SEEN:

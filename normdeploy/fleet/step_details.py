@@ -1,4 +1,4 @@
-"""What the last run of a fleet says of one cell or step."""
+"""Find details of one cell or step in the last run of a fleet."""
 
 from __future__ import annotations
 
@@ -19,24 +19,31 @@ from .store_backends import FolderBackend
 
 
 class FoundSteps:
-    """Steps with their records, None of one that has none, and the store that they are in."""
+    """Steps with their records, and the store of these.
+
+    Args:
+        steps: (name, outcome, record); record is None if the step has none.
+    """
 
     def __init__(self, store: StepStore, steps: Sequence[tuple[str, str, StepRecord | None]]) -> None:
-        # (name, outcome, record)
         self.store, self.steps = store, steps
 
 
 def find_steps(
     file: PathLike, name: str, *, store: PathLike | None = None, trust: Sequence[PathLike] = ()
 ) -> FoundSteps:
-    """The steps that ``name`` means in the last run of a fleet: those of a cell or a job, one step, or one key.
+    """Find the steps of a name in the last run of a fleet.
 
     Args:
-        trust: PEM files of public keys: a record that none of them has signed is refused.
+        name: name of a cell, a job or a step, or a key.
+        trust: PEM files of public keys; records that none of them has signed are refused.
+
+    Returns:
+        the steps with their records.
 
     Raises:
         InputError: there was no run, or no such step in it.
-        StoreError: the store can't be read, or holds a record that is not to be believed.
+        StoreError: the store can't be read, or holds an untrusted record.
     """
     fleet = read_fleet_file(file)
     opened = open_fleet_store(fleet, store, make=False, trust=resolve_keys(None, trust)[1])
@@ -45,7 +52,7 @@ def find_steps(
         raise InputError(
             f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
         )
-    # the last ones may have been of other models alone
+    # The last runs may not have covered this model.
     for run in reversed(mine):
         wanted = [t for t in run_history.iter_run_steps(opened, run["id"]) if _matches_step(name, t["step"], t["key"])]
         if wanted or not run.get("only"):
@@ -62,8 +69,11 @@ def find_steps(
 
 
 def _matches_step(name: str, step: str, key: str) -> bool:
-    """A step is meant by its name, by the cell or job that it belongs to (the steps before the targets belong to every
-    cell of their job), and by eight characters of its key or more."""
+    """Return True if ``name`` selects a step.
+
+    A step is selected by its own name, by its cell or job, or by at least eight characters of its key. Steps before the
+    targets belong to every cell of their job.
+    """
     job = step.rsplit("/", 1)[0]
     return (
         step == name
@@ -74,13 +84,25 @@ def _matches_step(name: str, step: str, key: str) -> bool:
 
 
 def read_log(found: FoundSteps, record: StepRecord) -> str:
-    """What a step printed."""
+    """Read the output that a step printed.
+
+    Returns:
+        the text.
+    """
     return found.store.read_bytes(record.log).decode(errors="replace")
 
 
 def log_readers(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
-    """SHA-256 of a log -> its text ("" where it is not there as it was written), and -> where it is, seen from a page,
-    if the store is a folder."""
+    """Build functions that find logs for a page.
+
+    Args:
+        url: place of the store.
+        page: path of the page.
+
+    Returns:
+        SHA-256 of a log → its text ("" if it is missing or damaged), and SHA-256 → link from the page. The second is
+        None if the store is not a folder.
+    """
     store = StepStore(open_backend(url))
 
     def read_log_text(digest: str) -> str:
@@ -96,11 +118,11 @@ def log_readers(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[s
 
 
 def copy_outputs(found: FoundSteps, output: Path) -> None:
-    """Copy what the steps made into a new folder, a folder for each.
+    """Copy the outputs of steps into a new folder, with a subfolder for each step.
 
     Raises:
-        NormdeployError: the folder is there already, or can't be written.
-        Damaged: an object is not what it should be; nothing is written then.
+        NormdeployError: the folder exists and is not empty, or can't be written.
+        DamagedObject: an object is damaged; nothing is written then.
     """
     with replace_folder_atomically(require_empty_dir(output)) as folder:
         for name, _, record in found.steps:

@@ -1,4 +1,4 @@
-"""One step, run: its files are put into an empty folder, the verb is called there, what it made goes into the store."""
+"""Run one step: put its files into an empty folder, call the verb there, and store the outputs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .step_keys import FleetMachine
 from .step_store import StepRecord, StepStore, StoredFile
 from .store_backends import FolderBackend, locked_temporary_folder
 
-# Verbs whose work is whole although an engine in the bundle was not run.
+# Verbs that are complete even if an engine in the bundle was not run.
 _WITHOUT_GPU = ("package", "recheck")
-# characters of a log in which the reason of a failure is looked for
+# Characters at the end of a log in which the reason of a failure is searched.
 _TAIL = 4000
 
 
 class StepFailed(NormdeployError):
-    """A step did not come to an end that is kept. ``log`` is what it printed."""
+    """Error for a step without a result that can be stored; ``log`` is its stored output, if there is any."""
 
     def __init__(self, reason: str, log: StoredFile | None = None) -> None:
         super().__init__(reason)
@@ -44,17 +44,20 @@ class StepFailed(NormdeployError):
 
 
 class StepNotRun(StepFailed):
-    """A step needs what this machine lacks, which its verb said. It is neither right nor wrong."""
+    """Error for a step that needs something this machine lacks, as its verb reported; neither right nor wrong."""
 
 
 def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: FleetMachine) -> StepRecord:
-    """Run a step and keep what it made; or give the record that somebody else wrote meanwhile.
+    """Run a step and store its outputs.
+
+    Returns:
+        the step's record, or the record that another driver wrote meanwhile.
 
     Raises:
-        StepFailed: it ended without a result: an error of the verb, a crash, a limit.
+        StepFailed: it ended without a result: an error of the verb, a crash, or a limit.
         StepNotRun: the verb lacks a package or a GPU here.
-        Vanished: its process was killed from outside; it may be tried again.
-        Damaged: something that it reads is not in the store as it was written.
+        ProcessVanished: its process was killed from outside; it may be retried.
+        DamagedObject: an input in the store is damaged.
         StoreError: the store can't be reached or written.
     """
     key, depends = task.key_on(machine)
@@ -104,8 +107,12 @@ def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: Fl
 
 
 def extract_measures(report: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a verb's report that a page shows: the largest share of an allowed error that was used up, the
-    median milliseconds of a run, the bytes of an engine."""
+    """Extract the numbers of a verb's report that a page shows.
+
+    Returns:
+        "error", the largest used share of an allowed error; "milliseconds", the smallest median time of a run; "engine
+        bytes". Only those that the report has.
+    """
     found: dict[str, float] = {}
     shares = [
         r["max_abs_error"] / r["allowed"]
@@ -125,7 +132,11 @@ def extract_measures(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def describe_wrong_result(report: Mapping[str, Any]) -> str:
-    """What a verb found wrong, in one line."""
+    """Describe the wrong result of a verb's report.
+
+    Returns:
+        one line, with the number of further rows or weights.
+    """
     failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
     if failed:
         first = failed[0]
@@ -223,14 +234,14 @@ def _try_link(file: Path, target: Path) -> bool:
     try:
         os.link(os.path.realpath(file), target)
     except OSError:
-        # another file system, or one without links
+        # The folder is on another file system, or on one without links.
         return False
     return True
 
 
 @contextlib.contextmanager
 def _work_folder(store: StepStore) -> Iterator[Path]:
-    """A new folder, on the store's own disk where it has one.
+    """Create a temporary folder, on the store's own disk if it has one.
 
     Raises:
         StoreError: the disk is full, or can't be written to.
@@ -251,8 +262,11 @@ def _work_folder(store: StepStore) -> Iterator[Path]:
 
 
 def remove_leftovers(store: StepStore) -> None:
-    """Before a run: remove what runs left that were killed: folders of steps, claims, and objects that were not written
-    whole; and see that a store which is far away can be written."""
+    """Clean up a store before a run.
+
+    Remove the leftovers of killed runs: step folders, claims and incomplete objects. Check that a remote store can be
+    written.
+    """
     if isinstance(store.place, RemoteBackend):
         store.place.check_writable()
     if not isinstance(store.place, FolderBackend):

@@ -1,4 +1,4 @@
-"""What a step reads, and what the store has for it."""
+"""Resolve the inputs of a step, and look up its record in the store."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from .store_backends import FolderBackend
 
 @dataclass(frozen=True)
 class StepInput:
-    """A file that a step reads: the SHA-256 and bytes of its content, and where it is outside the store, None where it
-    is in it. A file outside is used as it is (a link), unless ``copied``."""
+    """File that a step reads.
+
+    Attributes:
+        stored: SHA-256 and size of its content.
+        path: its place outside the store; None if it is in the store.
+        copied: copy a file outside the store; otherwise it is linked.
+    """
 
     stored: StoredFile
     path: Path | None = None
@@ -28,25 +33,37 @@ class StepInput:
 
 @dataclass(frozen=True)
 class StepTask:
-    """A step with all that it reads: path in its folder -> file; and the steps that were run before it, at any
-    distance, of which its result says that they were: name -> key."""
+    """Step with all files that it reads.
+
+    Attributes:
+        inputs: path in the step's folder → file.
+        made: all steps before it, direct or not, that its result names: name → key.
+    """
 
     step: JobStep
     inputs: Mapping[str, StepInput]
     made: Mapping[str, str] = field(default_factory=dict)
 
     def key_on(self, machine: FleetMachine) -> tuple[str, dict[str, Any]]:
+        """Compute the step's key on a machine.
+
+        Returns:
+            the key, and the content that it is the hash of.
+        """
         return step_key(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)
 
 
 def resolve_inputs(step: JobStep, ends: Mapping[str, StepEnd], hashes: FileHashes, store: StepStore) -> StepTask:
-    """The step with all that it reads.
+    """Collect the files that a step reads, with their hashes.
 
     Args:
-        ends: of the steps before it.
+        ends: ends of the steps before it, by name.
+
+    Returns:
+        the task.
 
     Raises:
-        InputError: a file can't be read, or lies where the step can't see it.
+        InputError: a file can't be read, or is outside the folder that the step can see.
     """
     inputs: dict[str, StepInput] = {}
     files = dict(step.files)
@@ -67,10 +84,13 @@ def resolve_inputs(step: JobStep, ends: Mapping[str, StepEnd], hashes: FileHashe
 
 
 def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord | None, str]:
-    """What the store has for a key, and what is wrong with that, in which case there is nothing.
+    """Look up the record of a key.
 
     Args:
-        void: whether a damaged record is removed.
+        void: remove a damaged record.
+
+    Returns:
+        the record and ""; or None, and a note if the record is damaged or lacks files.
 
     Raises:
         StoreError: the store can't be reached.
@@ -92,5 +112,9 @@ def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord
 
 
 def inputs_from_step(step: JobStep, before: StepEnd) -> dict[str, StoredFile]:
-    """What a step reads of what one before it made."""
+    """Select the outputs of a preceding step that a step reads.
+
+    Returns:
+        path → file, without the report unless the step reads reports.
+    """
     return {name: file for name, file in before.outputs.items() if step.reports or name != "report.json"}

@@ -1,13 +1,13 @@
-"""The key of a step: the hash of all that its outputs depend on.
+"""Compute the key of a step: the hash of everything that its outputs depend on.
 
     argv       the verb and its options, with paths in the step's own folder
-    inputs     path in that folder -> SHA-256: the model, samples, code, and what the steps before it made
+    inputs     path in that folder → SHA-256: the model, samples, code, and the outputs of the preceding steps
     normdeploy the hash of this package's own code
-    versions   of Python and the libraries that the verb uses; of all that are installed where it runs code
-    gpu, driver, cpu   of the machine, for what is run or timed on them
+    versions   of Python and the libraries that the verb uses; of all installed packages if it runs code
+    gpu, driver, cpu   of the machine, for steps that are run or timed on them
 
-The outputs of earlier steps stand in it by their content: an export that gives the same file after an update leaves
-what was made of it as it is.
+Outputs of earlier steps enter the key by their content. If an export gives the same file after an update, the steps
+behind it stay valid.
 """
 
 from __future__ import annotations
@@ -34,30 +34,51 @@ _MACHINE = frozenset({"system", "cpu", "driver"})
 
 @dataclass(frozen=True)
 class FleetMachine:
-    """What a machine has, as `normdeploy.environment.describe_environment` tells it, and the hash of the package's
-    code."""
+    """Facts of a machine, from `normdeploy.environment.describe_environment`, and the hash of the package's code.
+
+    Attributes:
+        code: hash of the package's code.
+        installed: hash of the names and versions of all installed packages.
+    """
 
     facts: Mapping[str, str]
     code: str
-    # the hash of the names and versions of all installed packages
     installed: str
 
     @classmethod
     def this_machine(cls) -> FleetMachine:
+        """Describe this machine.
+
+        Returns:
+            its facts, including the versions of extension packages.
+        """
         packages = sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()})
         return cls(describe_environment() | _extension_versions(), code_digest(), json_digest(packages))
 
     @property
     def gpu_capabilities(self) -> tuple[str, ...]:
+        """Return the compute capability of each GPU.
+
+        Returns:
+            for example ("8.9", "8.9").
+        """
         return tuple(value for name, value in self.facts.items() if name.startswith("capability "))
 
     def runtime_version(self, runtime: str) -> str:
-        """Of a runtime; "" where the machine has none."""
+        """Return the installed version of a runtime.
+
+        Returns:
+            the version; "" if the runtime is not installed.
+        """
         names = ("onnxruntime", "onnxruntime-gpu") if runtime == "onnxruntime" else (runtime,)
         return next((self.facts[n] for n in names if n in self.facts), "")
 
     def describe_missing(self, needs: StepNeeds) -> str:
-        """What of the needs it has not; "" where it has all."""
+        """Describe the first requirement that the machine does not meet.
+
+        Returns:
+            a clause for messages; "" if the machine meets all.
+        """
         if needs.runtime and not (version := self.runtime_version(needs.runtime)):
             return f"{needs.runtime} is not installed"
         if needs.version and not fnmatchcase(version, needs.version):
@@ -68,7 +89,14 @@ class FleetMachine:
         return ""
 
     def with_updates(self, update: Mapping[str, str]) -> FleetMachine:
-        """The machine as it would be with other versions of what it has; "onnxruntime" means its GPU build too."""
+        """Describe the machine after an update.
+
+        Args:
+            update: library → new version; "onnxruntime" also means its GPU build.
+
+        Returns:
+            the machine; its code hash is "" if normdeploy itself changes. Libraries that the machine lacks are ignored.
+        """
         named = {"onnxruntime-gpu" if n == "onnxruntime" and n not in self.facts else n: v for n, v in update.items()}
         known = {name: version for name, version in named.items() if name in self.facts}
         if self.facts.get("normdeploy") == known.get("normdeploy", self.facts.get("normdeploy")):
@@ -79,10 +107,13 @@ class FleetMachine:
 
 
 def step_key(step: JobStep, inputs: Mapping[str, str], machine: FleetMachine) -> tuple[str, dict[str, Any]]:
-    """The step's key on a machine, and what it is the hash of.
+    """Compute a step's key on a machine.
 
     Args:
-        inputs: path in the step's folder -> SHA-256.
+        inputs: path in the step's folder → SHA-256.
+
+    Returns:
+        the key, and the content that it is the hash of.
     """
     facts = machine.facts
     used = {n: v for n, v in facts.items() if n not in _MACHINE and not n.startswith(("gpu ", "capability "))}
@@ -109,7 +140,11 @@ def step_key(step: JobStep, inputs: Mapping[str, str], machine: FleetMachine) ->
 
 
 def describe_key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Which parts of two keys' contents differ, in words: "onnxruntime 1.30 -> 1.31"."""
+    """Describe the differences between the contents of two keys.
+
+    Returns:
+        for example ["onnxruntime 1.30 → 1.31"].
+    """
     told = []
     for name in sorted({*old, *new}):
         was = old.get(name)
@@ -133,14 +168,18 @@ def _abbreviate_value(value: Any) -> str:
 
 
 def _extension_versions() -> dict[str, str]:
-    """The packages that bring norms, runtimes, rules or translations, with their versions: any verb may ask them."""
+    """Return versions of packages that add norms, runtimes, rules or translations, because any verb may use them."""
     found = {e.package for group in (NORMS, RUNTIMES, RULES, TRANSLATIONS) for e in installed_extensions(group)}
     return {f"extension {package}": importlib.metadata.version(package) for package in sorted(found)}
 
 
 @cache
 def code_digest() -> str:
-    """The SHA-256 of the package's own files, but for the fleet itself, which computes nothing."""
+    """Hash the package's own files, except the fleet, which computes nothing.
+
+    Returns:
+        SHA-256 in hexadecimal.
+    """
     digest = hashlib.sha256()
     for root in (_HERE, _plugin_folder()):
         for path in sorted(root.rglob("*")) if root.is_dir() else ():
@@ -159,7 +198,11 @@ def _plugin_folder() -> Path:
 
 
 def find_python_files(folder: Path, skipped: Sequence[Path] = ()) -> dict[str, Path]:
-    """Every Python file below a folder, path in it -> file, but for hidden folders, environments and ``skipped``."""
+    """List the Python files below a folder, without hidden folders, virtual environments and ``skipped``.
+
+    Returns:
+        path in the folder → file.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path in skipped:

@@ -1,12 +1,12 @@
-"""A content-addressed store of what steps made.
+"""Store the results of steps by content.
 
-    objects/ab/<sha256>    a file that a step read or wrote, by the hash of its bytes
-    steps/ab/<key>         the record of a step that was run, by the hash of all that it depended on
-    runs/<id>/...          what a run was asked for and found (`normdeploy.fleet.run_history`)
-    claims/<key>           who works on a step at this moment
+    objects/ab/<sha256>: a file that a step read or wrote, by the hash of its bytes
+    steps/ab/<key>:      the record of a step, by the hash of everything that it depended on
+    runs/<id>/...:       the request and results of a run (`normdeploy.fleet.run_history`)
+    claims/<key>:        the driver that is working on a step
 
-A record appears after all the objects that it names, and only one for a key: whoever comes second reads the first.
-Whatever is read is compared with its hash.
+A record appears after all objects that it names, and there is only one for each key: a second writer reads the first
+one's. All objects are compared with their hashes when they are read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..storage.onnx_files import hash_file
 from .store_backends import StoreBackend
 
 RECORD = "normdeploy/step/1"
-# that are read
+# Largest record in bytes.
 _RECORD_BYTES = 64 * 2**20
 Outcome = Literal["ok", "wrong"]
 
 
 class DamagedObject(StoreError):
-    """An object is missing or is not what its name says; ``digest`` is its name."""
+    """Error for an object that is missing or does not match its name; ``digest`` is its name."""
 
     def __init__(self, message: str, digest: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class DamagedObject(StoreError):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file in the store: the SHA-256 of its bytes, and how many there are."""
+    """File in the store: the SHA-256 of its bytes, and its size in bytes."""
 
     sha256: str
     bytes: int
@@ -51,38 +51,53 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step that ran to its end depended on and made.
+    """Dependencies and outputs of a step that ran to its end.
 
-    ``outcome`` is "wrong" where the verb did its work and found the numbers wrong. ``depends`` is what ``key`` is the
-    hash of; ``outputs`` are its files, path -> content; ``measures`` numbers for the page: errors, milliseconds.
-    ``machine`` and the times say where and when it was made, and are no part of the key.
+    Attributes:
+        key: hash of ``depends``.
+        step: name under which the step ran first.
+        outcome: "ok", or "wrong" if the verb did its work and found wrong numbers.
+        depends: everything that the key covers.
+        outputs: path → content.
+        log: output that the verb printed.
+        measures: numbers for the page: errors, milliseconds.
+        reason: why it is wrong.
+        machine: facts of the machine that ran it; not part of the key.
+        started: UTC, ISO 8601.
+        seconds: time of the run.
+        peak: memory of the largest process in bytes.
     """
 
     key: str
-    # the name under which it was run first
     step: str
     outcome: Outcome
     depends: Mapping[str, Any]
     outputs: Mapping[str, StoredFile]
     log: StoredFile
     measures: Mapping[str, float] = field(default_factory=dict)
-    # why it is wrong
     reason: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
-    # UTC, ISO 8601
     started: str = ""
     seconds: float = 0.0
-    # bytes of memory of the largest process
     peak: int = 0
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the record to a JSON object.
+
+        Returns:
+            the object, with its schema.
+        """
         return {"schema": RECORD} | asdict(self)
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> StepRecord:
-        """
+        """Read a record from a JSON object.
+
+        Returns:
+            the record.
+
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: it is not a valid record.
         """
         if told["schema"] != RECORD:
             raise ValueError(f"schema {told['schema']!r}")
@@ -95,17 +110,21 @@ class StepRecord:
 
 
 def json_digest(value: Any) -> str:
-    """The SHA-256 of a JSON value in its canonical form."""
+    """Hash a JSON value in its canonical form.
+
+    Returns:
+        SHA-256 in hexadecimal.
+    """
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class StepStore:
-    """The objects and records of a place.
+    """Manage the objects and records of a place.
 
     Args:
-        seal: what is written in the place of a record's JSON, such as an envelope with a signature.
-        opened: the JSON of what ``seal`` wrote; raises StoreError where it is not to be believed. Without it every
-            record is, signed or not.
+        seal: converts a record's JSON to the stored bytes, such as an envelope with a signature; None stores the JSON.
+        opened: returns the JSON from the bytes of ``seal``, and raises StoreError if it is not trusted. None trusts
+            every record, signed or not.
     """
 
     def __init__(
@@ -119,10 +138,13 @@ class StepStore:
         self.opened = opened or unverified_payload
 
     def read_record(self, key: str) -> StepRecord | None:
-        """The record of a key; None where there is none.
+        """Read the record of a key.
+
+        Returns:
+            the record; None if there is none.
 
         Raises:
-            StoreError: it is malformed, of another key, or not to be believed.
+            StoreError: it is malformed, belongs to another key, or is not trusted.
         """
         if self.place.local and (size := self.place.size(_step_path(key)) or 0) > _RECORD_BYTES:
             raise StoreError(
@@ -148,18 +170,32 @@ class StepStore:
         return record
 
     def has_record(self, key: str) -> bool:
-        """Whether there is a record of a key, good or not."""
+        """Return True if a key has a record, valid or not.
+
+        Returns:
+            False if nothing is stored under the key.
+        """
         return self.place.size(_step_path(key)) is not None
 
     def has_all_outputs(self, record: StepRecord) -> bool:
-        """Whether every file that the record names is there, of the right size. Of a place that is far away it is
-        believed until one is read."""
+        """Return True if every file that the record names exists with the right size.
+
+        Returns:
+            always True for a remote place, whose files are checked when they are read.
+        """
         return not self.place.local or all(
             self.place.size(_object_path(f.sha256)) == f.bytes for f in (*record.outputs.values(), record.log)
         )
 
     def commit(self, record: StepRecord) -> StepRecord:
-        """Write a record whose objects are kept; the one that stands there already goes before it."""
+        """Write a record whose objects are stored; an existing valid record takes precedence.
+
+        Returns:
+            the record that is in the store.
+
+        Raises:
+            StoreError: it can't be written.
+        """
         data = self.seal(json.dumps(record.to_json(), sort_keys=True, indent=1).encode())
         for _ in range(3):
             if self.place.create(_step_path(record.key), data):
@@ -174,15 +210,19 @@ class StepStore:
         raise StoreError(f"the record {record.key} can't be written to the store {self.place.url!r}: another is there")
 
     def void_record(self, key: str) -> None:
-        """Forget what a step made: its record is damaged, or an object of it."""
+        """Delete the record of a step, because the record or an object of it is damaged."""
         self.place.delete(_step_path(key))
 
     def put(self, file: Path) -> StoredFile:
-        """Keep a file by the hash of its bytes. It must not be changed afterwards."""
+        """Store a file by the hash of its bytes. It must not be changed afterwards.
+
+        Returns:
+            hash and size.
+        """
         stored = StoredFile(hash_file(file), file.stat().st_size)
         name = _object_path(stored.sha256)
         size = self.place.size(name)
-        # cut short by whoever else writes here
+        # Another writer may have left it truncated.
         if size not in (None, stored.bytes):
             self.place.delete(name)
         if size != stored.bytes:
@@ -193,7 +233,8 @@ class StepStore:
         """Copy an object into a new file.
 
         Raises:
-            Damaged: it is missing or of other bytes; it is then removed from the store, and ``target`` too.
+            DamagedObject: it is missing or has other bytes; in the latter case it is removed from the store, and
+                ``target`` too.
         """
         name = _object_path(stored.sha256)
         if not self.place.fetch(name, target):
@@ -209,10 +250,13 @@ class StepStore:
             )
 
     def read_bytes(self, stored: StoredFile) -> bytes:
-        """A small object.
+        """Read a small object.
+
+        Returns:
+            its bytes.
 
         Raises:
-            Damaged: as ``get``.
+            DamagedObject: it is missing or has other bytes.
         """
         data = self.place.read(_object_path(stored.sha256))
         if data is None or hashlib.sha256(data).hexdigest() != stored.sha256:
@@ -243,7 +287,7 @@ def _parse_stored(entry: Any) -> StoredFile:
 
 
 def _require_inner_path(path: Any) -> str:
-    """A path that leads out of no folder: a record may have been written by anybody."""
+    """Check that a path does not leave its folder, because anybody may have written the record."""
     text = str(path)
     if text.startswith("/") or "\\" in text or os.path.splitdrive(text)[0] or {"", ".", ".."} & set(text.split("/")):
         raise ValueError(f"the path {text!r}")

@@ -1,8 +1,8 @@
-"""Where a store lies: a folder, or what fsspec reaches (S3, GCS, Azure, ...).
+"""Access the place of a store: a folder, or a file system that fsspec reaches (S3, GCS, Azure, ...).
 
-A place knows names and bytes alone. Two things are asked of it: what appears under a name is whole, and of several that
-``create`` one name one succeeds. A folder does both by a temporary name and a hard link. An object store writes an
-object whole or not at all, and refuses the second by a conditional put.
+A place knows only names and bytes. It guarantees two things: an object appears only when it is complete, and if several
+drivers ``create`` the same name, only one succeeds. A folder uses a temporary name and a hard link for both. An object
+store writes an object whole or not at all, and a conditional put refuses the second one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if sys.platform != "win32":
 
 @dataclass(frozen=True)
 class ObjectEntry:
-    """One object of a place: its name, its size in bytes, when it was written (seconds since 1970)."""
+    """Entry of a place: name, size in bytes, and time of writing in seconds since 1970."""
 
     name: str
     bytes: int
@@ -35,41 +35,70 @@ class ObjectEntry:
 
 
 class StoreBackend(Protocol):
-    """Names and bytes. Every method raises StoreError where the place can't be reached or written."""
+    """Place of a store; every method raises StoreError if the place can't be reached or written.
+
+    Attributes:
+        url: path or URL of the place.
+        local: a query takes microseconds.
+    """
 
     url: str
-    # a question takes microseconds
     local: bool
 
     def read(self, name: str) -> bytes | None:
-        """The whole object; None where there is none."""
+        """Read a whole object.
+
+        Returns:
+            its bytes; None if it does not exist.
+        """
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy the object into a new file, which nothing else shares; False where there is none."""
+        """Copy an object into a new file, which shares its data with no other file.
+
+        Returns:
+            False if the object does not exist.
+        """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new object whole; False, and nothing is changed, where there is one."""
+        """Write a new object whole.
+
+        Returns:
+            False if an object of this name exists; it is left unchanged.
+        """
 
     def store_file(self, name: str, file: Path) -> None:
-        """Have the object whole under its name, of the bytes of ``file``, which may be taken away; nothing is done
-        where there is one."""
+        """Store the bytes of ``file`` as an object, unless it exists.
+
+        A hard link to ``file`` may be used, so it must not be changed afterwards.
+        """
 
     def size(self, name: str) -> int | None:
-        """Bytes of the object; None where there is none."""
+        """Return the size of an object.
+
+        Returns:
+            bytes; None if it does not exist.
+        """
 
     def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
-        """All objects under a prefix that ends with "/"."""
+        """List all objects under a prefix that ends with "/".
+
+        Returns:
+            an iterator over the entries.
+        """
 
     def delete(self, name: str) -> None:
-        """Remove the object if there is one."""
+        """Remove an object if it exists."""
 
     def claim(self, name: str) -> Callable[[], None] | None:
-        """Be the only one at this name until what is returned is called, or this process ends; None where somebody is
-        already."""
+        """Claim a name exclusively, until it is released or this process ends.
+
+        Returns:
+            a function that releases the claim; None if the name is claimed already.
+        """
 
 
 class FolderBackend:
-    """A place in a folder of this machine, or of a network file system with locks and hard links."""
+    """Place in a folder of this machine, or of a network file system with locks and hard links."""
 
     local = True
 
@@ -80,9 +109,14 @@ class FolderBackend:
                 (root / part).mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str) -> bytes | None:
+        """Read a whole object, which must be a regular file.
+
+        Returns:
+            its bytes; None if it does not exist.
+        """
         with self._convert_os_errors():
             try:
-                # a pipe would wait
+                # Without O_NONBLOCK, opening a pipe would block.
                 handle = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except FileNotFoundError:
                 self._require_folder()
@@ -117,7 +151,7 @@ class FolderBackend:
                 try:
                     os.link(file, written)
                 except OSError as error:
-                    # another file system, or one without links
+                    # The file is on another file system, or on one without links.
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
                         raise
                     shutil.copyfile(file, written)
@@ -138,7 +172,7 @@ class FolderBackend:
         for here, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(here) / name
-                # collected in the meantime
+                # It may have been garbage-collected in the meantime.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     yield ObjectEntry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
@@ -148,8 +182,12 @@ class FolderBackend:
             (self.root / name).unlink(missing_ok=True)
 
     def claim(self, name: str) -> Callable[[], None] | None:
-        """A lock of the kernel's, which gives it back when the process ends, however that ends."""
-        # has no such lock
+        """Take a lock, which the kernel releases when the process ends in any way.
+
+        Returns:
+            a function that releases it; None if another process has it.
+        """
+        # Windows has no such lock, so leftovers are not removed there.
         if sys.platform == "win32":
             return lambda: None
         path = self.root / "claims" / name
@@ -163,7 +201,7 @@ class FolderBackend:
                     return None
                 if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
                     break
-                # its holder removed it between the two calls
+                # Its holder removed it between the two calls.
                 os.close(handle)
 
         def release_lock() -> None:
@@ -210,18 +248,23 @@ class FolderBackend:
 
 @contextlib.contextmanager
 def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
-    """A new folder in ``base`` (None: where temporary files go), gone afterwards. It is locked while its owner lives:
-    so what killed runs left is told from what is in use (`normdeploy.fleet.step_execution.remove_leftovers`)."""
+    """Yield a new temporary folder, locked while its owner lives and removed afterwards.
+
+    The lock tells leftovers of killed runs from folders in use (`normdeploy.fleet.step_execution.remove_leftovers`).
+
+    Args:
+        base: parent folder; None for the system's temporary folder.
+    """
     while True:
         made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
         with made as name:
-            # has no such lock: there left-overs are not removed
+            # Windows has no such lock, so leftovers are not removed there.
             if sys.platform == "win32":
                 yield Path(name)
                 return
             handle = -1
             try:
-                # taken for a left-over before it was locked
+                # Another process may have removed it as a leftover before it was locked.
                 with contextlib.suppress(FileNotFoundError):
                     handle = os.open(name, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_EX)

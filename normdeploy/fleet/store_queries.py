@@ -1,7 +1,7 @@
-"""What the driver asks of the store: which records are there, and who may run a step.
+"""Query the store for the driver: look up records and claim steps.
 
-A store that is far away is asked many questions at a time, in threads; a folder answers at once. Whatever is claimed is
-released in the end, whether its claim was made use of or not.
+Queries to a remote store run in threads, many at a time; a folder answers at once. Every claim is released in the end,
+even if it was never used.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from .job_state import JobState
 from .step_inputs import lookup_record
 from .step_store import StepRecord, StepStore
 
-# questions to a store that is far away
+# Number of parallel queries to a remote store.
 AT_A_TIME = 16
 Answer = TypeVar("Answer")
 
 
 class StoreQueries:
-    """Args:
-    void: whether damaged records are removed.
+    """Send queries to a store, and hold the claims of this driver.
+
+    Args:
+        void: remove damaged records.
     """
 
     def __init__(self, store: StepStore, *, void: bool) -> None:
@@ -33,11 +35,18 @@ class StoreQueries:
         else:
             self._threads = ThreadPoolExecutor(AT_A_TIME)
         self._asked: dict[Future[Any], tuple[JobState, Callable[[Any], None]]] = {}
-        # key -> what releases it
+        # Key → function that releases its claim.
         self._claims: dict[str, Callable[[], None]] = {}
 
     def submit_query(self, run: JobState, question: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
-        """Have ``then`` called with the answer: now, or by ``deliver_answers``. ``question`` may run in a thread."""
+        """Run a query and pass its answer to ``then``.
+
+        For a folder this happens at once. Otherwise ``question`` runs in a thread, and ``deliver_answers`` calls
+        ``then``.
+
+        Args:
+            run: the job that the query is about.
+        """
         if self._threads is None:
             then(question())
         else:
@@ -45,17 +54,26 @@ class StoreQueries:
 
     @property
     def pending_queries(self) -> Iterable[Future[Any]]:
+        """Return the queries that run in threads."""
         return self._asked
 
     def deliver_answers(self, done: set[Future[Any]]) -> Iterator[JobState]:
-        """Tell the answers that came; the jobs that they are about."""
+        """Deliver the answers of finished queries.
+
+        Yields:
+            the jobs that they are about.
+        """
         for answer in [asked for asked in self._asked if asked in done]:
             run, then = self._asked.pop(answer)
             then(answer.result())
             yield run
 
     def find_first_record(self, keys: Iterable[str]) -> StepRecord | None:
-        """The first record that there is."""
+        """Find the first record that exists, and note damaged ones.
+
+        Returns:
+            the record; None if no key has one.
+        """
         for key in keys:
             record, note = lookup_record(self._store, key, void=self._void)
             if note:
@@ -65,9 +83,12 @@ class StoreQueries:
         return None
 
     def claim(self, key: str) -> bool:
-        """Whether the step of a key is ours to run; another driver, or another cell of this one, may be at it.
+        """Claim the step of a key; another driver, or another cell of this one, may be running it.
 
-        In a thread no Ctrl-C can come between a claim and the note of it.
+        In a thread, Ctrl-C can't come between a claim and the note of it.
+
+        Returns:
+            True if the claim succeeded.
         """
         release = self._store.place.claim(key)
         if release is not None:
@@ -75,19 +96,19 @@ class StoreQueries:
         return release is not None
 
     def release_later(self, key: str) -> None:
-        """Another driver may have it; to be called outside of questions."""
+        """Release a claim, so that another driver can take the step; must be called outside of queries."""
         if self._threads is None:
             self.release_now(key)
         else:
             self._threads.submit(self.release_now, key)
 
     def release_now(self, key: str) -> None:
-        """The same at once, in a question."""
+        """Release a claim at once, inside a query."""
         if (release := self._claims.pop(key, None)) is not None:
             release()
 
     def close(self) -> None:
-        """Ask no more, and release what is claimed, by questions whose answer nobody has read too."""
+        """Stop all queries and release all claims, including those of queries whose answer nobody has read."""
         if self._threads is None:
             for key in list(self._claims):
                 self.release_now(key)

@@ -1,4 +1,4 @@
-"""In which line of a TOML file a key stands."""
+"""Find the line of a key in a TOML file."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-# Lines of one statement, at most; of a longer one the line is not the right one.
+# Longest statement in lines; for longer ones the reported line is wrong.
 _STATEMENT = 50
 
 
 def line_of_key(text: str, path: Sequence[str | int]) -> int:
-    """The line, from 1 on, with which the value at ``path`` is there, or as much of the path as the file has.
+    """Find the line that sets the value at ``path``, or the longest part of the path that the file has.
 
-    tomllib tells no places. But a file is a list of statements, and the first of its beginnings that is valid TOML and
-    holds the key ends with the line that sets it. Longer ones hold it too, so the lines are bisected.
+    tomllib reports no positions. But a file is a list of statements: the shortest beginning that is valid TOML and
+    holds the key ends with the line that sets it. Longer beginnings hold it too, so the lines are bisected.
+
+    Returns:
+        line number, starting at 1.
     """
     whole = tomllib.loads(text)
     while path and not _has_path(whole, path):
@@ -32,7 +35,7 @@ def line_of_key(text: str, path: Sequence[str | int]) -> int:
 
 
 def _parse_first_lines(lines: Sequence[str], count: int) -> dict[str, Any]:
-    """Parse the first ``count`` lines, or as many fewer as leave no statement unfinished."""
+    """Parse the first ``count`` lines, without an unfinished statement at their end."""
     for least in range(count, max(0, count - _STATEMENT), -1):
         try:
             return tomllib.loads("\n".join(lines[:least]) + "\n")

@@ -1,1 +1,1 @@
-"""Linear layers in integers or in FP8, as QuantizeLinear and DequantizeLinear of standard ONNX."""
+"""Quantize linear layers to integers or FP8, as QuantizeLinear and DequantizeLinear of standard ONNX."""

@@ -1,4 +1,4 @@
-"""How near a quantized file comes to the model, on samples that did not calibrate."""
+"""Measure the accuracy of a quantized file against the model, on samples that did not calibrate it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from ..precision.tensor_ranges import serialize_for_session
 from ..runtimes.crash_check import require_no_crash
 from ..types import Arrays
 
-# of the normal distribution's 95 % quantile
+# Square of the normal distribution's 95 % quantile.
 _SQUARED = 1.6449**2
-# of each batch: output -> value
+# One dict for each batch: output → value.
 Outputs = list[dict[str, np.ndarray]]
-# of an output's size, from which on a note says that it moves
+# Relative error of an output from which on a note reports it.
 _FAR = 0.1
 
 
 class AccuracyJudge:
-    """Runs files on the judging samples and measures them against the model in float64.
+    """Run files on the judging samples and measure them against the model in float64.
 
-    ``samples``: batches, their samples along the first axis. ``reference``: what the model gives on each. Where an
-    output has one row for each sample, each row is an input of its own, so that ``cosine`` is that of the worst sample.
+    If an output has one row for each sample, each row is compared by itself. ``cosine`` is then that of the worst
+    sample.
+
+    Args:
+        samples: batches, with their samples along the first axis.
+        reference: outputs of the model on each batch.
+        policy: the metrics to reach.
+        optimize: let onnxruntime optimize the files.
     """
 
     def __init__(self, samples: Sequence[Arrays], reference: Outputs, policy: Policy, optimize: bool) -> None:
@@ -41,11 +47,23 @@ class AccuracyJudge:
         self.rules = [(name, rule) for name in names for rule in _thresholds_for(policy, name)]
 
     def run_samples(self, proto: onnx.ModelProto) -> Outputs:
-        """What onnxruntime makes of each batch."""
+        """Run a file on the judging samples in onnxruntime.
+
+        Returns:
+            the outputs of each batch.
+        """
         return run_in_onnxruntime(proto, self.samples, self.optimize)
 
     def measure_metrics(self, outputs: Outputs, float32: Outputs) -> tuple[MetricReport, ...]:
-        """Each metric that is asked for, of each output."""
+        """Measure each requested metric of each output.
+
+        Args:
+            outputs: outputs of the quantized file.
+            float32: outputs of the float32 file, measured for comparison.
+
+        Returns:
+            one report for each output and metric, with both values and whether the threshold is met.
+        """
         judged = []
         for name, rule in self.rules:
             (value, rows), (plain, _) = (self._measure_metric(rule.kind, name, made) for made in (outputs, float32))
@@ -53,7 +71,11 @@ class AccuracyJudge:
         return tuple(judged)
 
     def measure_drift(self, outputs: Outputs, float32: Outputs) -> tuple[OutputDrift, ...]:
-        """How far each floating output is off, metrics asked for or not."""
+        """Measure the relative error and cosine of each floating-point output, whether metrics are requested or not.
+
+        Returns:
+            one record for each output, with the float32 file's relative error for comparison.
+        """
         names = [name for name, value in self.reference[0].items() if value.dtype.kind == "f"]
         return tuple(
             OutputDrift(
@@ -65,7 +87,11 @@ class AccuracyJudge:
         )
 
     def _measure_metric(self, metric: str, name: str, outputs: Outputs) -> tuple[float, int]:
-        """And the rows that a share is of."""
+        """Measure one metric of one output.
+
+        Returns:
+            the value, and the number of rows that a share counts; 0 for metrics that are not shares.
+        """
         pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
         kind = METRICS[metric]
         if kind.pooled:
@@ -73,7 +99,7 @@ class AccuracyJudge:
             alike = all(
                 v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
             )
-            # samples of all batches together: a neighbour may be in another
+            # Join the samples of all batches, because a sample's nearest neighbor may be in another batch.
             if alike and rows:
                 shapes = {v.shape[1:] for v, _ in pairs}
                 if len(shapes) == 1:
@@ -91,7 +117,11 @@ class AccuracyJudge:
 
 
 def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
-    """A note for each output that is off by more than a tenth of its size, or can't be compared."""
+    """Write a note for each output with a relative error above a tenth, or that can't be compared.
+
+    Returns:
+        the notes.
+    """
     return [
         (
             f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g})"
@@ -105,8 +135,10 @@ def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
 
 
 def _relative_difference(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
-    """‖value − reference‖ / ‖reference‖ and the cosine, of all batches together but for equal infinities and NaN;
-    NaN where the shapes differ."""
+    """Compute ‖value − reference‖ / ‖reference‖ and the cosine over all batches together.
+
+    Equal infinities and NaN are left out. Returns NaN for both if the shapes differ.
+    """
     squares = np.zeros(4)
     with np.errstate(all="ignore"):
         for made, right in zip(outputs, reference, strict=True):
@@ -131,15 +163,29 @@ def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
 
 
 def lower_share_bound(share: float, rows: int) -> float:
-    """What the share of all there are may be, of which ``rows`` were drawn and ``share`` of these agree: the lower end
-    of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22, 1927, 209)."""
+    """Compute a lower bound of a share in a whole population from a sample of it.
+
+    The bound is the lower end of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22,
+    1927, 209).
+
+    Args:
+        share: share of the sample that agrees, from 0 to 1.
+        rows: size of the sample.
+
+    Returns:
+        the bound, from 0 to ``share``.
+    """
     middle = share + _SQUARED / (2 * rows)
     half = (share * (1 - share) / rows + _SQUARED / (4 * rows**2)) ** 0.5
     return (middle - _SQUARED**0.5 * half) / (1 + _SQUARED / rows)
 
 
 def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
-    """A note for each share that reaches its threshold on too few samples to tell that others would."""
+    """Write a note for each share that reaches its threshold on too few samples to hold for others.
+
+    Returns:
+        the notes.
+    """
     notes = []
     for j in judged:
         if not (j.met and j.samples) or (least := lower_share_bound(j.value, j.samples)) >= j.threshold:
@@ -161,7 +207,14 @@ def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
 
 
 def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Arrays], optimize: bool) -> Outputs:
-    """``proto`` in onnxruntime on each of ``samples``."""
+    """Run ``proto`` in onnxruntime on each batch of ``samples``.
+
+    Args:
+        optimize: let onnxruntime optimize the graph.
+
+    Returns:
+        the outputs of each batch.
+    """
     names = [v.name for v in proto.graph.output]
     with serialize_for_session(proto) as source:
         if optimize:
@@ -171,7 +224,11 @@ def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Arrays], optimi
 
 
 def largest_relative_error(outputs: Outputs, reference: Outputs) -> float:
-    """The largest ‖value − reference‖ / ‖reference‖ of the floating outputs, over all batches together."""
+    """Compute the largest ‖value − reference‖ / ‖reference‖ of the floating-point outputs, over all batches together.
+
+    Returns:
+        the error; 0 for a model without floating-point outputs.
+    """
     worst = 0.0
     for name, right in reference[0].items():
         if right.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""What the inputs of linear layers are on samples: rows to try quantization on, and the range of each channel."""
+"""Observe the inputs of linear layers on samples: rows to try quantization on, and the range of each channel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ import onnx
 from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
 from ..types import Arrays, Progress
 
-# Hugging Face's name of the input that says which tokens count
+# Hugging Face's name of the input that marks real tokens with 1 and padding with 0.
 MASK = "attention_mask"
-# of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
+# Rows kept of each tensor. Wide tensors keep as many rows as make `_ELEMENTS` elements, but at least 512.
 ROWS = 2048
 _ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
 class ActivationStats:
-    """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all. Of
-    neither are tokens that the samples' `MASK` leaves out, unless they are asked for."""
+    """Values of one tensor on samples.
+
+    Tokens that the samples' `MASK` marks as padding are left out, unless padding was requested.
+
+    Attributes:
+        rows: float32 [rows, channels], drawn evenly from all samples.
+        low: minimum of each channel over all samples, [channels].
+        high: maximum of each channel over all samples, [channels].
+    """
 
     rows: np.ndarray
     low: np.ndarray
@@ -35,11 +42,14 @@ def observe_activations(
     progress: Progress | None = None,
     padding: bool = False,
 ) -> dict[str, ActivationStats]:
-    """Run ``proto`` on ``samples`` and look at each tensor of ``axes``: its name -> the axis of its channels.
+    """Run ``proto`` on ``samples`` and collect statistics of each tensor of ``axes``.
 
-    ``padding``: tokens that `MASK` leaves out are looked at too.
+    Args:
+        axes: tensor name → axis of its channels.
+        padding: include tokens that `MASK` marks as padding.
 
-    Tensors without an element, or with a number that is not finite, are left out.
+    Returns:
+        tensor name → statistics, without tensors that are empty or hold a number that is not finite.
 
     Raises:
         InputError: the model does not run on a sample.
@@ -77,8 +87,17 @@ def observe_activations(
 
 
 def unmasked_rows(value: np.ndarray, axis: int, sample: Arrays) -> np.ndarray:
-    """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
-    depends on them, and padding would outweigh the text."""
+    """Reshape a tensor to rows, without the rows of padding tokens.
+
+    Nothing depends on padding, and it would outweigh the text.
+
+    Args:
+        axis: axis of the channels.
+        sample: the feeds; a valid `MASK` among them, in the shape of ``value`` without channels, marks padding with 0.
+
+    Returns:
+        [rows, channels].
+    """
     moved = np.moveaxis(value, axis, -1)
     mask = sample.get(MASK)
     if mask is not None and mask.ndim == 2 and moved.shape[:-1] == mask.shape and ((mask == 0) | (mask == 1)).all():

@@ -1,12 +1,12 @@
-"""Shifts of the inputs of layers, taken back by the weights as they are stored.
+"""Correct biases for shifts of layer inputs by the weights as they are stored.
 
-A layer that reads x − c holds the bias b + W·c. Of rounded weights Ŵ that leaves (Ŵ − W)·(x − c), and c is many times
-as large as most x. With b + Ŵ·c, an exact identity as well, it is (Ŵ − W)·x:
+A layer that reads x − c has the bias b + W·c. With rounded weights Ŵ that leaves the error (Ŵ − W)·(x − c), and c is
+many times as large as most x. The bias b + Ŵ·c is an exact identity too, and leaves (Ŵ − W)·x:
 
     Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
 
-so a shift costs nothing in the weights. Of a channel that is nearer to its c than to 0, a constant one first of all,
-(Ŵ − W)·x is the larger one, and the bias takes its share of c back by W. Samples say which channels these are.
+So a shift adds no error in the weights. For a channel nearer to its c than to 0, above all a constant one, (Ŵ − W)·x is
+the larger error. There the bias takes back its share of c by W. Samples decide which channels these are.
 """
 
 from __future__ import annotations
@@ -28,8 +28,16 @@ def find_input_shifts(
     migrations: Sequence[Migration],
     conditions: Mapping[str, InputCondition],
 ) -> dict[str, InputShift]:
-    """By the results of their nodes: the layers of ``proto`` whose inputs ``migrations`` shifted; those alone that have
-    a matrix and a bias of their own."""
+    """Find the layers of ``proto`` whose inputs ``migrations`` shifted.
+
+    Only layers with a two-dimensional weight and a bias, neither read by another node, are included.
+
+    Args:
+        conditions: conditions by the name of the tensor that the layers read.
+
+    Returns:
+        first result of the layer's node → shift.
+    """
     shifted = {
         name: condition
         for m in migrations
@@ -60,7 +68,7 @@ def find_input_shifts(
 
 
 def _bias_name(node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
-    """The other input of an Add behind a MatMul, the third of a Gemm; "" where there is none."""
+    """Return the bias: the third input of a Gemm, or the other input of the Add behind a MatMul; "" if missing."""
     if node.op_type == "Gemm":
         if len(node.input) > 2:
             return str(node.input[2])

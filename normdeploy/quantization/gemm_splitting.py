@@ -1,5 +1,6 @@
-"""Gemms as MatMul and Add, for layers whose range is taken while the model runs: onnxruntime has MatMulInteger for
-that, and no such Gemm.
+"""Split Gemms into MatMul and Add, for layers whose input range is measured at run time.
+
+onnxruntime has MatMulInteger for them, but no such Gemm.
 
     Gemm(x, w, c) = x·w + c,  for alpha = beta = 1 and x not transposed     (ONNX operator schema Gemm-13)
 """
@@ -16,8 +17,13 @@ from ..storage.proto_traversal import attribute_values, copy_model, unique_name
 
 
 def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``proto`` in which such Gemms of a constant float32 [in, out] (or [out, in], transposed) are MatMul and
-    Add; the last of the two keeps the result's name. ``proto`` itself where it has none."""
+    """Split each plain Gemm with a constant float32 weight into MatMul and Add.
+
+    The weight is [in, out], or [out, in] if transposed. The last node keeps the name of the Gemm's result.
+
+    Returns:
+        a changed copy; ``proto`` itself if it has no such Gemm.
+    """
     held = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
     for value in proto.graph.input:
         held.pop(value.name, None)

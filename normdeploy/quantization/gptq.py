@@ -1,18 +1,18 @@
-"""Rounding of weights by the error of the layer's products (GPTQ).
+"""Round weights by the error of the layer's products (GPTQ).
 
-With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[x·xᵀ], the error of a
-layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the
-other, those of the largest inputs first, and adds to each what makes up for the errors of the rows before it. With H =
-(I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
+Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. The error of a layer's products
+is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the other, those of
+the largest inputs first. To each row it adds a correction for the errors of the rows before it. With H = (I + U)·D·(I +
+U)ᵀ, U strictly upper triangular, that is
 
     ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
 
 (LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
-diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
-A convolution is such a product for each of its groups, whose x are windows of its input.
+diagonal is added to the diagonal: the samples are few, and their chance correlations do not carry over to other inputs.
+A convolution is one such product for each of its groups; its x are windows of its input.
 
-Biases stay the model's own but for shifts (`bias_corrections`): a correction of their means (Nagel et al., arXiv
-1906.04721, 4.2) would leave none in the file that `verify` could hold against the model's.
+Biases stay the model's own except for shifts (`bias_corrections`). A correction of their means (Nagel et al., arXiv
+1906.04721, 4.2) would leave none in the file that `verify` could compare with the model's.
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ from .layer_groups import LayerCandidate
 from .number_formats import CodeFormat, broadcast_scales, quantize_to_codes, round_scales_up, weight_scales
 from .qdq_writer import LayerPlan
 
-# of the mean of H's diagonal, times channels / rows where these are fewer: of matrices, and of convolutions, which read
-# each sample at many places
+# Damping as a share of the mean of H's diagonal, multiplied by channels / rows if rows are fewer. False: matrices.
+# True: convolutions, which read each sample at many places.
 DAMPING = {False: 0.1, True: 0.01}
-# rows of W between products with all that were rounded before
+# Rows of W between products with all rows rounded before.
 _BLOCK = 128
-# rows, of which nothing can be said
+# Fewer rows say nothing about H.
 _FEWEST = 16
-# of a block's largest weight, for its scale
+# Shares of a block's largest weight that are tried for its scale.
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @dataclass(frozen=True)
 class _GptqLayer:
-    """``weight``: its name; ``groups``: of a convolution; 0: a matrix."""
+    """Layer whose weight is rounded by GPTQ.
+
+    Attributes:
+        weight: name of the weight.
+        groups: groups of a convolution; 0 for a matrix.
+        shape: shape of the weight.
+    """
 
     plan: LayerPlan
     weight: str
@@ -56,7 +62,7 @@ class _GptqLayer:
 
     @property
     def hessian_size(self) -> int:
-        """Of its H."""
+        """Return the number of elements of the layer's H."""
         if self.groups:
             return self.groups * math.prod(self.shape[1:]) ** 2
         return max(self.shape) ** 2
@@ -69,8 +75,16 @@ def compensate_rounding(
     samples: Samples,
     progress: Progress | None = None,
 ) -> dict[str, LayerPlan]:
-    """``plans`` with the codes of weights, for each MatMul, Gemm or Conv whose weight no other node reads. The others
-    stay as they are.
+    """Round the weights of layers by GPTQ.
+
+    Each MatMul, Gemm or Conv is rounded whose weight no other node reads. Other layers, and those with fewer than 16
+    rows of samples, stay as planned.
+
+    Args:
+        plans: plans by the first result of the layer's node.
+
+    Returns:
+        ``plans``, with the codes of the rounded weights.
 
     Raises:
         InputError: the model does not run on a sample.
@@ -126,7 +140,7 @@ def _is_plain_product(node: onnx.NodeProto) -> bool:
 
 
 def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> ConvolutionWindows | None:
-    """None where the pads follow from the size of the input."""
+    """Read the windows of a Conv; None if the pads depend on the size of the input."""
     attrs = attribute_values(node)
     rank = len(shape) - 2
     if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -139,7 +153,15 @@ def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: i
 
 
 def carry_over_codes(before: onnx.ModelProto, plan: LayerPlan, now: onnx.ModelProto, bare: LayerPlan) -> LayerPlan:
-    """``bare``, of a layer in ``now``, as it was planned in ``before``; rounded so where its weight is the same."""
+    """Plan a layer of another copy of the model as it was planned before.
+
+    Args:
+        before: the model for which ``plan`` was made.
+        now: the other copy, in which ``bare`` is the same layer without steps.
+
+    Returns:
+        ``bare`` with the step, scales and shift of ``plan``; with its codes too if the weight is the same.
+    """
     weights = []
     for proto, one in ((before, plan), (now, bare)):
         node = next(n for n in proto.graph.node if n.output and n.output[0] == one.tensor)
@@ -154,9 +176,18 @@ def carry_over_codes(before: onnx.ModelProto, plan: LayerPlan, now: onnx.ModelPr
 def _plan_with_codes(
     plan: LayerPlan, stored: np.ndarray, moments: SecondMoments, groups: int, damping: float
 ) -> LayerPlan:
-    """``plan`` with codes, the nearest in groups whose H can't be factored (a channel that is always 0); without where
-    none can. ``groups``: of a convolution; 0: a matrix."""
-    # outputs first
+    """Round the weight of one layer.
+
+    Groups whose H can't be factored (for example, their channels are always 0) are rounded to the nearest code.
+
+    Args:
+        groups: groups of a convolution; 0 for a matrix.
+        damping: share of the mean of H's diagonal.
+
+    Returns:
+        ``plan`` with codes and scales; ``plan`` itself if no H can be factored.
+    """
+    # The weight has its outputs on the first axis.
     first = groups > 0 or not plan.has_channels_first
     if first:
         across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2)
@@ -197,8 +228,20 @@ def _plan_with_codes(
 
 
 def shrink_scales(w: np.ndarray, h: np.ndarray, axis: int | None, form: CodeFormat, block: int) -> np.ndarray:
-    """Scales of ``w`` [channels, outputs]: of blocks each the largest weight's, or that times one of `SHRINKS` that
-    leaves the least Σ h_k (w_k − ŵ_k)² (the clipping of AWQ, Lin et al., arXiv 2306.00978, by H's diagonal)."""
+    """Compute the scales of a weight, smaller than its largest values need if that lowers the error.
+
+    For blocks, each scale is that of the largest weight times the share of `SHRINKS` with the least Σ h_k (w_k − ŵ_k)².
+    This is the clipping of AWQ (Lin et al., arXiv 2306.00978), by H's diagonal.
+
+    Args:
+        w: [channels, outputs].
+        h: diagonal of H, [channels].
+        axis: axis of the scales; None for a single scale.
+        block: channels that share a scale; 0 gives `weight_scales` unchanged.
+
+    Returns:
+        float32 scales as `weight_scales` lays them out.
+    """
     scales = weight_scales(w, axis, form, block)
     if not block or axis != 0:
         return scales
@@ -215,7 +258,15 @@ def shrink_scales(w: np.ndarray, h: np.ndarray, axis: int | None, form: CodeForm
 
 
 def factor_feedback(h: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """The order of the rows and, in it, float32 I + U of H = (I + U)·D·(I + U)ᵀ; None where H can't be factored."""
+    """Factor H = (I + U)·D·(I + U)ᵀ for rounding with feedback.
+
+    Args:
+        h: H, [channels, channels].
+        share: share of the mean of H's diagonal that is added to the diagonal.
+
+    Returns:
+        the order of the rows, largest diagonal first, and float32 I + U in that order; None if H can't be factored.
+    """
     diagonal = np.diag(h).copy()
     mean = float(diagonal.mean())
     if not np.isfinite(mean) or mean <= 0:
@@ -233,7 +284,16 @@ def factor_feedback(h: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray
 def round_with_feedback(
     w: np.ndarray, scales: np.ndarray, feedback: tuple[np.ndarray, np.ndarray], form: CodeFormat
 ) -> np.ndarray:
-    """Codes of ``w`` [channels, outputs], rounded row by row with what the rows before lost."""
+    """Round ``w`` row by row, correcting each row for the errors of the rows before it.
+
+    Args:
+        w: [channels, outputs].
+        scales: scales broadcast to the shape of ``w``.
+        feedback: order and I + U from `factor_feedback`.
+
+    Returns:
+        codes in the shape of ``w``.
+    """
     order, unit = feedback
     w = w[order].astype(np.float32)
     scales = scales[order].astype(np.float32)

@@ -1,7 +1,7 @@
-"""Hadamard matrices: ±1, with H·Hᵀ = n·I.
+"""Build Hadamard matrices: ±1, with H·Hᵀ = n·I.
 
-Sylvester's, of order 2n from one of order n; Paley's, of order q + 1 for primes q ≡ 3 and 2(q + 1) for q ≡ 1 modulo 4
-(R. E. A. C. Paley, On Orthogonal Matrices, J. Math. Phys. 12, 1933). Whoever uses one looks at H·Hᵀ
+Sylvester's construction makes order 2n from order n. Paley's make order q + 1 for primes q ≡ 3 modulo 4, and 2(q + 1)
+for q ≡ 1 modulo 4 (R. E. A. C. Paley, On Orthogonal Matrices, J. Math. Phys. 12, 1933). Users of a matrix check H·Hᵀ
 (`normdeploy.proof.lemmas.isometry`).
 """
 
@@ -15,16 +15,26 @@ _SEED = 1933
 
 
 def largest_order(width: int) -> int:
-    """The largest order of a matrix that is known here and divides ``width``; 1 where there is none."""
+    """Find the largest order of a Hadamard matrix that this module can build and that divides ``width``.
+
+    Returns:
+        the order; 1 if there is none above 1.
+    """
     return next((n for n in range(width, 1, -1) if width % n == 0 and _paley_construction(n)), 1)
 
 
 @lru_cache(maxsize=8)
 def signed_hadamard(order: int) -> np.ndarray:
-    """int8 (order, order): a Hadamard matrix with a random sign for each row, the same at every call.
+    """Build a Hadamard matrix with a random sign for each row, the same at every call.
 
-    A row vector is multiplied from the left: the signs are those of its channels (QuIP#, Tseng et al., arXiv
-    2402.04396, section 3). ``order``: of `largest_order`.
+    A row vector is multiplied from the left, so the signs are those of its channels (QuIP#, Tseng et al., arXiv
+    2402.04396, section 3).
+
+    Args:
+        order: an order from `largest_order`.
+
+    Returns:
+        read-only int8 [order, order].
     """
     core = _paley_construction(order)
     assert core is not None, f"no matrix of order {order} is known"
@@ -39,7 +49,11 @@ def signed_hadamard(order: int) -> np.ndarray:
 
 
 def _paley_construction(order: int) -> tuple[str, int, int] | None:
-    """Paley's construction ("first", "second") and its prime, or "one", and how often it is doubled."""
+    """Find a construction of a matrix of this order; None if no construction is known.
+
+    Returns:
+        Paley's construction ("first", "second") or "one", its prime (0 for "one"), and the number of doublings.
+    """
     doublings = 0
     while True:
         if order in (1, 2):
@@ -59,7 +73,7 @@ def _is_prime(n: int) -> bool:
 
 
 def _jacobsthal_matrix(q: int) -> np.ndarray:
-    """χ(i − j) modulo q: 1 for squares, −1 for others, 0 for 0."""
+    """Build the matrix χ(i − j) modulo the prime q: 1 for squares, −1 for others, 0 for 0."""
     character = -np.ones(q)
     character[np.arange(1, q) ** 2 % q] = 1
     character[0] = 0
@@ -68,7 +82,7 @@ def _jacobsthal_matrix(q: int) -> np.ndarray:
 
 
 def _bordered_matrix(q: int, corner: float) -> np.ndarray:
-    """0 and ones around Jacobsthal's matrix; ``corner``: −1 where it is to be skew, 1 where symmetric."""
+    """Border Jacobsthal's matrix with 0 and ones; ``corner`` is −1 for a skew matrix and 1 for a symmetric one."""
     s = np.zeros((q + 1, q + 1))
     s[0, 1:], s[1:, 0], s[1:, 1:] = 1, corner, _jacobsthal_matrix(q)
     return s

@@ -1,9 +1,8 @@
-"""Half precision around quantized layers: what is not quantized becomes float16 or bfloat16 afterwards, and the file is
-judged again.
+"""Judge a quantized file again after its other layers became float16 or bfloat16.
 
-Quantization comes first, on the float32 model, with scales that are numbers of the half type already; so half precision
+Quantization comes first, on the float32 model, with scales that are numbers of the half type already. So half precision
 (`normdeploy.precision`) changes no code and no scale. QuantizeLinear and DequantizeLinear take scales of the type that
-they read and write (ONNX operator schemas QuantizeLinear-21, DequantizeLinear-21), and so does strongly typed TensorRT.
+they read and write (ONNX operator schemas QuantizeLinear-21, DequantizeLinear-21). So does strongly typed TensorRT.
 """
 
 from __future__ import annotations
@@ -32,15 +31,19 @@ def judge_half_file(
     split: SampleSplit | None,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """``account`` with the metrics that ``made`` reaches, each of its nodes rounded to the type that it states.
+    """Measure the metrics of a file in half precision, each of its nodes rounded to its declared type.
 
     Args:
         made: the quantized file in half precision.
         before: the float32 model.
-        split: the samples that ``account`` was judged on; None: none were given.
+        account: report of the quantized file with float32.
+        split: the samples that ``account`` was judged on; None if none were given.
+
+    Returns:
+        ``account`` with the size and metrics of ``made``.
 
     Raises:
-        InputError: a metric that the quantized file reached is missed in half precision.
+        InputError: half precision misses a metric that the quantized file reached.
     """
     account = replace(account, bytes=(account.bytes[0], model_bytes(made)))
     if split is None:
@@ -63,7 +66,7 @@ def judge_half_file(
 
 
 def _round_inputs(sample: Arrays, proto: onnx.ModelProto, wish: QuantizationRequest) -> dict[str, np.ndarray]:
-    """The inputs as ``proto`` gets them: those that are half are rounded to it, in float32."""
+    """Round the inputs as ``proto`` receives them: half-precision inputs to their type, stored in float32."""
     form = FORMATS[wish.half]
     half = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == form.onnx}
     return {name: form.round_to_format(v).astype(np.float32) if name in half else v for name, v in sample.items()}

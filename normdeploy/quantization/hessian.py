@@ -1,7 +1,7 @@
-"""The second moments of what layers read on samples, as the file will have it, one sample at a time.
+"""Collect the second moments of layer inputs on samples, rounded as in the file, one sample at a time.
 
-A convolution is a product of its weight and of the windows of its input: of these as many are drawn from each sample as
-make `WINDOWS` altogether.
+A convolution is a product of its weight and of windows of its input. From each sample an equal number of windows is
+drawn, `WINDOWS` altogether.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..types import Arrays
 from .activation_stats import unmasked_rows
 from .number_formats import ScaleZeroPoint, quantize_dequantize
 
-# of a convolution
+# Windows of a convolution.
 WINDOWS = 2**14
-# channels, from which on H is kept and factored in float32
+# Channels above which H is kept and factored in float32.
 _WIDE = 4096
-# bytes of H that are held at a time
+# Bytes of H in memory at a time.
 _HELD = 2**30
 
 
 @dataclass(frozen=True)
 class ConvolutionWindows:
-    """What a convolution reads at a time; each number for each spatial axis, ``pads`` as ONNX has them."""
+    """Windows that a convolution reads, each number for each spatial axis; ``pads`` is in ONNX's order."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -37,7 +37,15 @@ class ConvolutionWindows:
     groups: int
 
     def draw_windows(self, x: np.ndarray, count: int, seed: int) -> np.ndarray:
-        """At most ``count`` windows of [batch, channels, …]: [groups, windows, channels of a group · places]."""
+        """Draw windows at random from the input of a convolution.
+
+        Args:
+            x: [batch, channels, …].
+            count: largest number of windows.
+
+        Returns:
+            [groups, windows, channels of a group · places].
+        """
         rank = len(self.kernel)
         ends = [(0, 0), (0, 0), *zip(self.pads[:rank], self.pads[rank:], strict=True)]
         reach = tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
@@ -58,7 +66,13 @@ class ConvolutionWindows:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """How a layer reads a tensor: its channels on ``axis``, or ``windows`` of it; ``step``: of its quantizer."""
+    """Input tensor of a layer, and how the layer reads it.
+
+    Attributes:
+        step: step of its quantizer; None if it is not quantized.
+        axis: axis of its channels.
+        windows: windows of it that a convolution reads; None for a matrix.
+    """
 
     tensor: str
     step: ScaleZeroPoint | None
@@ -66,7 +80,17 @@ class LayerInput:
     windows: ConvolutionWindows | None = None
 
     def input_rows(self, value: np.ndarray, sample: Arrays, number: int, count: int) -> np.ndarray:
-        """float32 [groups, rows, channels] of one sample, not yet rounded. Padding is 0, which every step has."""
+        """Read the rows of one sample, before rounding.
+
+        Padding is 0, which is a code of every step.
+
+        Args:
+            number: number of the sample, the seed of the draw.
+            count: number of samples.
+
+        Returns:
+            [groups, rows, channels] in the dtype of ``value``.
+        """
         if self.windows is None:
             return unmasked_rows(value, self.axis, sample)[None]
         return self.windows.draw_windows(value, -(-WINDOWS // count), number)
@@ -74,21 +98,30 @@ class LayerInput:
 
 @dataclass
 class SecondMoments:
-    """Of the inputs of a layer, streamed: ``hessian`` is H.
+    """Second moments of a layer's inputs, accumulated sample by sample.
 
-    Sums are of x̂ − ``origin``, the mean of the first batch, [groups, channels]: little is lost to cancellation in
-    float32.
+    The sums are of x̂ − ``origin``, so that little is lost to cancellation in float32.
+
+    Attributes:
+        origin: mean of the first batch, [groups, channels].
+        rows: number of rows so far.
+        sums: sum of x̂ − origin, [groups, channels].
+        squares: sum of the outer products of x̂ − origin, [groups, channels, channels].
     """
 
     origin: np.ndarray
     rows: int = 0
-    # of x̂ − origin
     sums: np.ndarray = field(default_factory=lambda: np.zeros(()))
     squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
 
     def accumulate(self, x: np.ndarray, step: ScaleZeroPoint | None, offset: np.ndarray | None = None) -> None:
-        """float32 [groups, rows, channels]; ``offset``: what they were shifted by, which the layer's bias takes
-        back."""
+        """Add the rows of one sample.
+
+        Args:
+            x: float32 [groups, rows, channels].
+            step: step that rounds the rows; None keeps them.
+            offset: shift that was subtracted from the input and that the layer's bias takes back.
+        """
         if step is None:
             quantized = x
         else:
@@ -99,7 +132,11 @@ class SecondMoments:
         self.squares = self.squares + away.swapaxes(1, 2) @ away
 
     def hessian(self) -> np.ndarray:
-        """H, [groups, channels, channels]."""
+        """Compute H = E[x̂·x̂ᵀ].
+
+        Returns:
+            [groups, channels, channels], float64, or float32 above `_WIDE` channels.
+        """
         kind = np.dtype(np.float32 if self.origin.shape[-1] > _WIDE else np.float64)
         around = self.sums / self.rows
         mean = np.asarray(self.origin + self.sums / self.rows)
@@ -111,7 +148,13 @@ class SecondMoments:
 def collect_moments(
     proto: onnx.ModelProto, wanted: Mapping[LayerInput, tuple[int, np.ndarray | None]], samples: Samples
 ) -> Iterator[tuple[LayerInput, SecondMoments]]:
-    """Of each of ``wanted``: the numbers in its H, and what it was shifted by; as many at a time as memory allows.
+    """Collect the second moments of each input of ``wanted``, as many at a time as memory allows.
+
+    Args:
+        wanted: input → (number of elements of its H, shift of the input or None).
+
+    Yields:
+        each input that has rows, with its moments.
 
     Raises:
         InputError: the model does not run on a sample.

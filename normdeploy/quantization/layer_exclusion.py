@@ -1,4 +1,4 @@
-"""Which layers stay float: those whose error costs most, as few as let the metrics be reached."""
+"""Keep the layers in float whose quantization costs most, as few as the metrics allow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from ..types import Arrays, Progress
 from . import accuracy
 from .qdq_writer import LayerPlan
 
-# batches on which each layer is tried alone
+# Batches on which each layer is tried alone.
 _FEW = 2
-# layers that an error names
+# Layers that an error lists.
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class QuantizedSelection:
-    """``proto``: the float model after the migrations; ``plans``: of the layers that are quantized, by their nodes'
-    results; ``write`` makes the file of some of them; ``judged``: the metrics it reaches. ``errors``: of each layer by
-    itself, by the layer's result."""
+    """Choice of quantized layers and its accuracy.
+
+    Attributes:
+        proto: the float model after the migrations.
+        plans: plans of the quantized layers, by their nodes' first results.
+        write: function that writes the file with the given plans.
+        judged: metrics that the file reaches.
+        exclusions: steps in which layers were left in float.
+        errors: error of each layer quantized alone, by the layer's result.
+    """
 
     proto: onnx.ModelProto
     plans: Mapping[str, LayerPlan]
@@ -35,6 +42,7 @@ class QuantizedSelection:
 
     @property
     def build_file(self) -> onnx.ModelProto:
+        """Return the file with all plans of this selection, written anew at each access."""
         return self.write(self.plans)
 
 
@@ -46,17 +54,21 @@ def exclude_layers(
     names: Mapping[str, str],
     progress: Progress | None = None,
 ) -> QuantizedSelection:
-    """Leave as few layers in float as the metrics ask for.
+    """Keep as few layers in float as the metrics allow.
 
-    Each layer is tried alone on calibration samples; those that change the outputs most are left out first, in steps
-    that double, then halved down to the fewest. Each step is judged on the judging samples.
+    Each layer is tried alone on calibration samples. Layers that change the outputs most are excluded first, in steps
+    that double. The last step is then bisected down to the fewest layers. Each step is judged on the judging samples.
 
     Args:
-        float32: what the file before gives on the judging samples.
-        names: a node's result -> the layer's.
+        float32: outputs of the original file on the judging samples.
+        samples: calibration samples.
+        names: first result of a node → result of its layer.
+
+    Returns:
+        ``work`` with the remaining plans, the metrics reached, the steps and the errors.
 
     Raises:
-        InputError: float32 itself does not reach a metric, or only with every layer in float.
+        InputError: float32 itself misses a metric, or a metric is missed even with one layer quantized.
     """
     told: dict[int, tuple[MetricReport, ...]] = {}
     order: list[str] = []
@@ -111,7 +123,7 @@ def exclude_layers(
 def _error_per_layer(
     work: QuantizedSelection, samples: Sequence[Arrays], progress: Progress | None
 ) -> dict[str, float]:
-    """How far the outputs are off with one layer quantized, for each."""
+    """Measure the relative error of the outputs with each layer quantized alone."""
     few = samples[:_FEW]
     right = accuracy.run_in_onnxruntime(work.proto, few, False)
     errors: dict[str, float] = {}
@@ -127,7 +139,7 @@ def _error_per_layer(
 def _describe_exclusions(
     told: Mapping[int, tuple[MetricReport, ...]], order: Sequence[str], last: int, names: Mapping[str, str]
 ) -> list[LayerExclusion]:
-    """What each step that was judged bought, up to the last."""
+    """Describe the gain of each judged step up to the last."""
     steps: list[LayerExclusion] = []
     counts = sorted(count for count in told if count <= last)
     for before, after in pairwise(counts):

@@ -1,4 +1,4 @@
-"""The linear layers of a file, as they can be quantized: where their channels lie, and which read one tensor."""
+"""Find the linear layers of a file as they can be quantized: their channels, and the layers that share an input."""
 
 from __future__ import annotations
 
@@ -19,31 +19,42 @@ from .smoothing import LayerGroup
 
 @dataclass(frozen=True)
 class LayerCandidate:
-    """One layer: how it would be written, or ``reason`` why it can't be."""
+    """One linear layer: how it would be written, or ``reason`` why it can't be quantized.
+
+    Attributes:
+        module: name of the model's module that the layer belongs to.
+        input: tensor that is quantized.
+        axis: axis of the input's channels.
+        source: tensor from which a migration would start.
+        result: result of the layer, including an added bias.
+        outputs: number of output channels.
+        groups: groups of a convolution.
+        activated: result of a convolution, or of the Relu or Clip that alone reads it; "" for other ops, and if it is
+            an output of the graph.
+    """
 
     plan: LayerPlan
     op: str
     module: str
-    # the tensor that is quantized
     input: str
-    # of its channels
     axis: int
-    # the tensor that a migration would start from
     source: str
-    # the layer's result, an added bias included
     result: str
     outputs: int
-    # of a convolution
     groups: int = 1
-    # of a convolution: its result, or what a Relu or Clip makes of it that alone reads it
     activated: str = ""
     reason: str = ""
 
 
 def find_candidates(graph: Graph, form: CodeFormat, block: int = 0) -> list[LayerCandidate]:
-    """Every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order.
+    """List every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order.
 
-    ``block``: places of the input channels that share a scale; 0: a scale for each output channel.
+    Args:
+        form: format of the weights.
+        block: input channels that share a scale; 0 for one scale per output channel.
+
+    Returns:
+        one candidate for each layer; those that can't be quantized have a reason.
     """
     return [_make_candidate(graph, linear, form, block) for linear in find_linear_layers(graph)]
 
@@ -113,7 +124,11 @@ def _result_after_activation(graph: Graph, linear: ConstantLinear) -> str:
 def _scale_granularity(
     linear: ConstantLinear, form: CodeFormat, block: int
 ) -> tuple[int | None, None, int] | tuple[int | None]:
-    """Along which axis of the stored weight there are scales, and how many places of it share one."""
+    """Choose the axis of the stored weight along which there are scales, and the number of places that share one.
+
+    Returns:
+        the last fields of a `LayerPlan`: axis (None for a single scale) and, for blocks, step and block.
+    """
     op = linear.node.op
     rank = linear.w.ndim
     rows = (op == "Gemm" and linear.is_transposed) or (op == "MatMul" and linear.weight == 0) or op == "Conv"
@@ -129,7 +144,7 @@ def _scale_granularity(
             return (1,)
         return (None,)
     if op == "MatMul" and rank > 2 and form is INT8:
-        # onnxruntime has no integer product of stacked weights with a scale for each output
+        # onnxruntime has no integer product of stacked weights with a scale for each output.
         return (None,)
     if not block or op == "Conv":
         return (output,)
@@ -137,7 +152,11 @@ def _scale_granularity(
 
 
 def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | None:
-    """Layers that read one tensor, as matrices; None for convolutions, whose channels stay as they are."""
+    """Group layers that read one tensor, as matrices.
+
+    Returns:
+        the group; None for convolutions, whose channels stay as they are, and if views mix the channels.
+    """
     by_name = {one.node.outputs[0].name: one for one in find_linear_layers(graph) if isinstance(one, ConstantLinear)}
     layers = [by_name[c.plan.tensor] for c in candidates]
     if any(one.node.op not in ("MatMul", "Gemm") or one.w.ndim != 2 for one in layers):
@@ -153,7 +172,7 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
         last = places.reshape([1] * (len(graph.shape(source.y) or ()) - 1) + [-1])
         laid = [input_channel_vector(graph, last, source.y, one.data_input, one) for one in layers]
         if not all(v is not None and np.array_equal(v, places) for v in laid):
-            # views between mix the channels
+            # Views between the norm and a layer mix the channels.
             return None
         if len(known) > 1 and known[1] is not None:
             beta = known[1]
@@ -168,5 +187,5 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
         if a is None or b is None:
             return None
         return LayerGroup(source.y.name, tuple(w), a, b)
-    # of views channels need not be channels
+    # The channels of a view need not be channels of its input.
     return None if source.views else LayerGroup(source.y.name, tuple(w))

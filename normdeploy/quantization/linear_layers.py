@@ -1,5 +1,4 @@
-"""The linear layers of a graph whose weights are constants, and what stands before each: views, a scale and shift, a
-norm."""
+"""Find linear layers with constant weights, and the views, scale, shift and norm before each."""
 
 from __future__ import annotations
 
@@ -18,17 +17,21 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_subgraphs
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
-# steps of a scale and shift
+# Nodes of a scale and shift.
 _LONGEST = 8
 SPLIT = frozenset(op for op, row in DEFAULT.items() if row.has_scale and "axis" in row.attributes)
 
 
 @dataclass(frozen=True)
 class LayerSource:
-    """Where a linear layer's input comes from: y = a·z + b, seen through ``views``.
+    """Source of a linear layer's input: y = a·z + b, seen through ``views``.
 
-    ``norm``: the node that makes z, None where the scale and shift is itself one; ``affine`` is None where z and y are
-    one tensor.
+    Attributes:
+        y: tensor above the views.
+        views: nodes between y and the layer, in the order of `views_above`.
+        z: tensor before the scale and shift.
+        norm: node that computes z; None if the scale and shift is itself a norm or follows none.
+        affine: the scale a and shift b; None if z and y are one tensor.
     """
 
     y: gs.Tensor
@@ -39,8 +42,11 @@ class LayerSource:
 
 
 def find_linear_layers(graph: Graph) -> list[ConstantLinear | Refusal]:
-    """Every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order; a Refusal for one that
-    can't be read."""
+    """List every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order.
+
+    Returns:
+        the layers, with an added bias absorbed; a Refusal for each one that can't be read.
+    """
     nodes = [n for n in graph.nodes if n.op in LINEAR and sum(graph.is_constant(t) for t in n.inputs[:2]) == 1]
     read = [constant_linear_of(graph, node) for node in nodes]
     read = [one for one in read if not (isinstance(one, Refusal) and one.kind is RefusalKind.NO_LINEAR_OP)]
@@ -48,7 +54,11 @@ def find_linear_layers(graph: Graph) -> list[ConstantLinear | Refusal]:
 
 
 def explain_no_layers(proto: onnx.ModelProto) -> str:
-    """Why `find_linear_layers` finds none in the graph of ``proto``."""
+    """Explain why `find_linear_layers` finds no layer in the graph of ``proto``.
+
+    Returns:
+        the reason, as a clause for messages.
+    """
     inputs = {v.name for v in proto.graph.input} & {t.name for t in proto.graph.initializer}
     nodes = [n for n in proto.graph.node if n.op_type in LINEAR and is_standard(n)]
     for node in nodes:
@@ -74,7 +84,11 @@ def explain_no_layers(proto: onnx.ModelProto) -> str:
 
 
 def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
-    """What makes the input ``data`` of a linear layer."""
+    """Trace the input ``data`` of a linear layer back to a norm or a scale and shift.
+
+    Returns:
+        the source; ``data`` itself, without views, if there is neither.
+    """
     y, views = views_above(graph, data)
     tops = [y]
     steps = list[gs.Node]()
@@ -97,6 +111,6 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
             return LayerSource(y, tuple(views), z, node if behind else None, affine)
     node = graph.producer(y)
     if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
-        # views of something else lead nowhere
+        # Views of anything else are not useful.
         return LayerSource(data, (), data, None, None)
     return LayerSource(y, tuple(views), y, node, None)

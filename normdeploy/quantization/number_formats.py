@@ -1,8 +1,8 @@
-"""Steps of quantization: what a range becomes in int8, uint8, FP8 and INT4, as ONNX's QuantizeLinear-21 has it.
+"""Convert ranges to steps, and numbers to codes, in int8, uint8, FP8 and INT4 as in ONNX's QuantizeLinear-21.
 
     q = saturate(round_half_even(x / scale) + zero_point)        x' = (q − zero_point) · scale
 
-FP8 (E4M3: one sign, four bits of exponent, three of fraction, largest 448, no infinity; Micikevicius et al., arXiv
+FP8 (E4M3: one sign bit, four bits of exponent, three of fraction, largest 448, no infinity; Micikevicius et al., arXiv
 2209.05433) rounds x / scale to the nearest of its numbers.
 """
 
@@ -15,25 +15,33 @@ import numpy as np
 from onnx import TensorProto
 
 _LEAST_HALF = 2.0**-20
-# a scale below is as good as none, and its inverse might overflow
+# A smaller scale is useless, and its inverse might overflow.
 _TINY = 2.0**-100
 
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """A type that numbers are quantized to. ``low``, ``high``: the codes that are used; of symmetric int8 not -128, for
-    which there would be no positive counterpart."""
+    """Type that numbers are quantized to.
+
+    Symmetric int8 does not use -128, because it has no positive counterpart.
+
+    Attributes:
+        onnx: elem_type of the format.
+        low: smallest code that is used.
+        high: largest code that is used.
+        since: first opset whose QuantizeLinear supports the format.
+    """
 
     name: str
     onnx: int
     dtype: np.dtype
     low: float
     high: float
-    # the opset
     since: int
 
     @property
     def is_integer(self) -> bool:
+        """Return True for all formats but FP8."""
         return self.name != "float8e4m3fn"
 
 
@@ -45,7 +53,7 @@ FP8 = CodeFormat("float8e4m3fn", TensorProto.FLOAT8E4M3FN, np.dtype(ml_dtypes.fl
 
 @dataclass(frozen=True)
 class ScaleZeroPoint:
-    """A scale and a zero point for one tensor."""
+    """Scale and zero point of one tensor."""
 
     format: CodeFormat
     scale: float
@@ -53,7 +61,13 @@ class ScaleZeroPoint:
 
 
 def step_for_range(low: float, high: float, form: CodeFormat) -> ScaleZeroPoint:
-    """The step for numbers between ``low`` and ``high``; zero is always a code, for padding and masks need it."""
+    """Compute the step for numbers between ``low`` and ``high``.
+
+    Zero is always a code, because padding and masks need it.
+
+    Returns:
+        a step with a zero point for uint8, without one for the symmetric formats.
+    """
     low = min(low, 0.0)
     high = max(high, 0.0)
     if form is UINT8:
@@ -63,8 +77,16 @@ def step_for_range(low: float, high: float, form: CodeFormat) -> ScaleZeroPoint:
 
 
 def weight_scales(w: np.ndarray, axis: int | None, form: CodeFormat, block: int = 0) -> np.ndarray:
-    """float32 scales: one for each place of ``axis`` (all others reduced), or of ``block`` places along it, or a single
-    one for None."""
+    """Compute the scales of a weight from its largest magnitudes.
+
+    Args:
+        axis: axis along which each place has a scale, all other axes reduced; None for a single scale.
+        block: places along ``axis`` that share a scale; 0 for one scale per place.
+
+    Returns:
+        float32, a scalar for None, [size of ``axis``], or for blocks the shape of ``w`` with ``axis`` divided by
+        ``block``.
+    """
     magnitude = np.abs(w)
     if axis is None:
         largest = magnitude.max(initial=0.0)
@@ -77,9 +99,12 @@ def weight_scales(w: np.ndarray, axis: int | None, form: CodeFormat, block: int 
 
 
 def round_scales_up(scales: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
-    """``scales`` as numbers of float16 or bfloat16, each rounded up, so that no range is cut; float32 of float32.
+    """Round scales up to numbers of float16 or bfloat16, so that no range is cut.
 
-    Below 2⁻²⁰ float16 has fewer than four digits, so that a smaller scale becomes that; codes are then fewer.
+    Below 2⁻²⁰ float16 has fewer than four digits, so smaller scales become 2⁻²⁰; fewer codes are then used.
+
+    Returns:
+        float32; for float32 the scales themselves.
     """
     wide = np.asarray(scales, np.float32)
     if dtype == np.float32:
@@ -90,7 +115,15 @@ def round_scales_up(scales: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
 
 
 def broadcast_scales(scales: np.ndarray, shape: tuple[int, ...], axis: int | None, block: int = 0) -> np.ndarray:
-    """``scales`` in the shape of the tensor, to multiply with."""
+    """Broadcast scales to multiply them with a tensor of this shape.
+
+    Args:
+        axis: axis of the scales; None for a single scale.
+        block: places along ``axis`` that share a scale.
+
+    Returns:
+        scales that broadcast to ``shape``.
+    """
     if axis is None:
         return scales
     if block:
@@ -99,7 +132,14 @@ def broadcast_scales(scales: np.ndarray, shape: tuple[int, ...], axis: int | Non
 
 
 def quantize_to_codes(x: np.ndarray, scales: np.ndarray | float, form: CodeFormat, zero_point: int = 0) -> np.ndarray:
-    """x as codes of ``form``, in its own type."""
+    """Quantize ``x`` to codes of ``form``.
+
+    Args:
+        scales: one scale, or scales that broadcast to ``x``.
+
+    Returns:
+        codes in the shape of ``x`` and the format's own dtype.
+    """
     divided = (x / np.float32(scales) if np.ndim(scales) == 0 else x / scales).astype(np.float32)
     if not form.is_integer:
         return np.clip(divided, form.low, form.high).astype(form.dtype)
@@ -107,11 +147,20 @@ def quantize_to_codes(x: np.ndarray, scales: np.ndarray | float, form: CodeForma
 
 
 def quantize_dequantize(x: np.ndarray, step: ScaleZeroPoint) -> np.ndarray:
-    """What is left of float32 ``x`` after it was quantized."""
+    """Round ``x`` to the numbers that a quantizer with this step can represent.
+
+    Returns:
+        float32 in the shape of ``x``.
+    """
     back = quantize_to_codes(x, step.scale, step.format, step.zero_point).astype(np.float32)
     return (back - np.float32(step.zero_point)) * np.float32(step.scale)
 
 
 def quantize_dequantize_weight(w: np.ndarray, axis: int | None, form: CodeFormat, block: int = 0) -> np.ndarray:
+    """Round a weight to the numbers that its codes and scales can represent.
+
+    Returns:
+        float32 in the shape of ``w``.
+    """
     scales = broadcast_scales(weight_scales(w, axis, form, block), w.shape, axis, block)
     return quantize_to_codes(w, scales, form).astype(np.float32) * scales

@@ -1,6 +1,7 @@
-"""Ranges by onnxruntime's own calibrators: entropy (Migacz, 8-bit inference with TensorRT, 2017) and percentile.
+"""Calibrate ranges by onnxruntime's own calibrators: entropy and percentile.
 
-One sample at a time goes through the model, whatever their number; the histograms add up.
+Entropy: Migacz, 8-bit inference with TensorRT, 2017. The model runs on one sample at a time, no matter how many there
+are; the histograms add up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
 from ..types import Arrays, Progress
 
-# bytes of weights, from which on they are kept beside the model
+# Bytes of a model from which on its weights are saved beside it.
 _LARGE = 2**30
 
 
@@ -32,11 +33,14 @@ def calibrate_ranges(
     symmetric: bool,
     progress: Progress | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """The range of each of ``tensors`` (float32, of the main graph): name -> (low, high).
+    """Calibrate the ranges of ``tensors``, which are float32 tensors of the main graph.
 
     Args:
         method: "entropy" or "percentile" (99.999 of the values).
-        symmetric: zero is in the middle.
+        symmetric: center each range on zero.
+
+    Returns:
+        tensor name → (low, high).
 
     Raises:
         InputError: the model does not run on a sample.
@@ -63,12 +67,12 @@ def calibrate_ranges(
 
 
 def _silence_stdout() -> redirect_stdout[io.StringIO]:
-    """The calibrators print what they are at, for each sample."""
+    """Suppress stdout, because the calibrators print their progress for each sample."""
     return redirect_stdout(io.StringIO())
 
 
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
-    """One sample."""
+    """Reader that yields one sample."""
 
     def __init__(self, sample: Arrays) -> None:
         self._left: Iterator[dict[str, Any]] = iter([dict(sample)])

@@ -1,8 +1,8 @@
-"""The file: QuantizeLinear and DequantizeLinear around linear layers, in standard ONNX.
+"""Write QuantizeLinear and DequantizeLinear around linear layers, in standard ONNX.
 
-The input of a layer is quantized for that layer alone: whoever else reads it (a residual, a norm) reads what it read.
-Weights are stored quantized, behind one DequantizeLinear. Layers of one input share its pair. onnxruntime computes a
-convolution in integers only where its result is quantized too: there a pair stands behind it, for all who read it.
+A layer's input is quantized for that layer alone: other readers (a residual, a norm) keep reading the float tensor.
+Layers that share an input share its pair. Weights are stored quantized, behind one DequantizeLinear. onnxruntime
+computes a convolution in integers only if its result is quantized too. Such a result gets a pair that all readers use.
 """
 
 from __future__ import annotations
@@ -27,32 +27,53 @@ from .number_formats import (
     weight_scales,
 )
 
-# steps in a bias: half of what int32 holds
+# Largest number of steps in a bias: half of int32's range.
 _MOST = 2.0**30
 
 
 @dataclass(frozen=True)
 class InputShift:
-    """``offset``: float64 [channels], what the input of a layer lacks, 0 where the bias takes it back by the weight as
-    it was. ``bias``: the initializer that makes up for it, which nobody else reads."""
+    """Shift of a layer's input, corrected in its bias.
+
+    Attributes:
+        offset: float64 [channels], subtracted from the input. It is 0 for channels whose share the bias takes back by
+            the original weight.
+        bias: initializer that makes up for the shift; no other node reads it.
+    """
 
     offset: np.ndarray
     bias: str
 
     def bias_correction(self, w: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """What is to be added to the bias where ``w`` is rounded to ``stored``, both [channels, outputs]."""
+        """Compute the correction of the bias for a rounded weight.
+
+        Args:
+            w: original weight, [channels, outputs].
+            stored: rounded weight, [channels, outputs].
+
+        Returns:
+            float64 [outputs], to be added to the bias.
+        """
         return np.asarray(self.offset @ (stored.astype(np.float64) - w.astype(np.float64)))
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer is written.
+    """Plan of how one layer is written.
 
-    ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
-    where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
-    each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time. ``stored``: codes
-    and scales of the weight (`gptq`), None where each element is rounded by itself. ``shift``: of its input,
-    which the bias takes back by the weight as it is stored.
+    Attributes:
+        tensor: first result of the layer's node.
+        data: index of the node's data input.
+        weight: index of the node's weight input.
+        form: format of the weight.
+        axis: axis of the weight along which there is a scale for each place, or for each ``block`` of places; None for
+            one scale.
+        step: step of the input; None if only the weight is quantized.
+        dynamic: compute the step of the input at run time.
+        scales: dtype whose numbers the weight's scales are.
+        stored: codes and scales of the weight (`gptq`); None if each element is rounded by itself.
+        shift: shift of the input that the bias takes back by the rounded weight.
+        least: smallest scale of the weight, one number or [outputs].
     """
 
     tensor: str
@@ -63,7 +84,6 @@ class LayerPlan:
     step: ScaleZeroPoint | None = None
     block: int = 0
     dynamic: bool = False
-    # whose numbers the weight's scales are
     scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))
     stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
     shift: InputShift | None = field(default=None, compare=False)
@@ -71,13 +91,19 @@ class LayerPlan:
 
     @property
     def has_channels_first(self) -> bool:
-        """Whether the input channels are the first axis of a matrix; the scales lie along the outputs, or blocks along
-        the inputs."""
+        """Return True if the input channels are the first axis of a matrix.
+
+        The scales are then along the outputs, or blocks along the inputs.
+        """
         return self.axis == (0 if self.block else 1)
 
 
 def layer_biases(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The constant biases that Conv, ConvTranspose and Gemm hold themselves, by the result of their node."""
+    """Collect the constant biases that Conv, ConvTranspose and Gemm have as an input.
+
+    Returns:
+        first result of the node → bias.
+    """
     stored = {t.name: t for t in proto.graph.initializer}
     return {
         n.output[0]: numpy_helper.to_array(stored[n.input[2]])
@@ -89,11 +115,19 @@ def layer_biases(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 def smallest_scale_for_bias(
     bias: np.ndarray | None, step: ScaleZeroPoint, plan: LayerPlan, outputs: int
 ) -> np.ndarray | float:
-    """The scales of a weight, float32 for each of ``outputs``, with which its bias is an int32 number of steps of input
-    times weight; 0 for a weight of one scale, which would be coarser for all channels.
+    """Compute the smallest weight scales with which the bias fits into int32.
 
-    onnxruntime turns float biases into such numbers and lets them overflow. Of a channel whose weights are so much
-    smaller than its bias that this counts, a coarser scale loses less than 2⁻²⁰ of the bias for each input.
+    onnxruntime converts a float bias to a number of steps of input times weight, and lets it overflow. This matters for
+    a channel whose weights are much smaller than its bias. A coarser scale then loses less than 2⁻²⁰ of the bias for
+    each input.
+
+    Args:
+        bias: [1] or [outputs]; None if there is none.
+        step: step of the input.
+
+    Returns:
+        float32 [outputs]; 0 if no limit applies, and for a weight with one scale, which would become coarser for all
+        channels.
     """
     if bias is None or bias.size not in (1, outputs) or plan.axis is None or plan.block or not plan.form.is_integer:
         return 0.0
@@ -107,12 +141,16 @@ def write_quantized(
     bias: bool = False,
     results: Mapping[str, tuple[str, ScaleZeroPoint]] | None = None,
 ) -> onnx.ModelProto:
-    """A copy of ``proto`` with the layers of ``plans`` quantized; they are named by the first result of their node.
+    """Copy ``proto`` with the layers of ``plans`` quantized.
 
-    ``bias``: int32 biases behind a DequantizeLinear, as onnxruntime's integer kernels of Conv and Gemm want it; of
-    others they stay float.
-    ``results``: tensor -> the layer that it is the result of, which has to be among ``plans``, and the step of a pair
-    for all who read it.
+    Args:
+        plans: plans by the first result of the layer's node.
+        bias: store biases of integer layers as int32 behind a DequantizeLinear, as onnxruntime's integer kernels of
+            Conv and Gemm need them.
+        results: tensor → (layer whose result it is, step); it gets a pair for all readers if the layer is in ``plans``.
+
+    Returns:
+        the copy.
     """
     out = copy_model(proto)
     graph = out.graph
@@ -150,21 +188,26 @@ def write_quantized(
 
 
 class _QdqWriter:
-    """Makes names, constants and pairs, each once; ``nodes`` grows."""
+    """Make names, constants and pairs, each once; ``nodes`` collects the new nodes."""
 
     def __init__(self, graph: onnx.GraphProto, weights: dict[str, TensorProto], taken: Iterable[str]) -> None:
         self.weights, self.taken = weights, set(taken)
         self.nodes: list[onnx.NodeProto] = []
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
-        # of an input quantized each time, and of a weight without its DequantizeLinear
+        # Results of a DynamicQuantizeLinear, and constants of a weight without its DequantizeLinear.
         self._parts: dict[tuple[str, str], list[str]] = {}
-        # what comes out of pairs for all readers
+        # Results of pairs that all readers use.
         self.done: set[str] = set()
-        # the channels that each leaves out
+        # Corrected bias → channels that the correction leaves out.
         self.recentred_biases: dict[str, list[int]] = {}
 
     def fresh_name(self, name: str) -> str:
+        """Reserve an unused name.
+
+        Returns:
+            ``name``, with a number appended if it is taken.
+        """
         candidate = name
         n = 1
         while candidate in self.taken:
@@ -174,11 +217,17 @@ class _QdqWriter:
         return candidate
 
     def add_constant(self, name: str, values: np.ndarray, kind: int) -> str:
+        """Add an initializer of elem_type ``kind``.
+
+        Returns:
+            its name.
+        """
         made = self.fresh_name(name)
         self.made.append(_make_initializer(made, values, kind))
         return made
 
     def write_layer(self, node: onnx.NodeProto, plan: LayerPlan, bias: bool) -> None:
+        """Quantize the weight, the input and, with ``bias``, the bias of one layer."""
         weight = node.input[plan.weight]
         key = ("weight", weight, plan.form.name, plan.axis, plan.block)
         q, scales = self.quantize_weight(weight, plan)
@@ -193,7 +242,11 @@ class _QdqWriter:
             self.write_quantized_bias(node, plan, scales)
 
     def quantize_weight(self, weight: str, plan: LayerPlan) -> tuple[np.ndarray, np.ndarray]:
-        """Its codes and its scales."""
+        """Quantize a weight by its plan.
+
+        Returns:
+            codes in the weight's shape, and float32 scales.
+        """
         if plan.stored is not None:
             return plan.stored
         w = numpy_helper.to_array(self.weights[weight])
@@ -203,7 +256,11 @@ class _QdqWriter:
         return quantize_to_codes(w, broadcast_scales(scales, w.shape, plan.axis, plan.block), plan.form), scales
 
     def write_corrected_bias(self, node: onnx.NodeProto, plan: LayerPlan, shift: InputShift) -> str:
-        """The name of the layer's bias as the rounded weight wants it (`bias_corrections`)."""
+        """Write the bias of a layer corrected for its rounded weight (`bias_corrections`).
+
+        Returns:
+            name of the new bias.
+        """
         name = node.input[plan.weight]
         w = numpy_helper.to_array(self.weights[name])
         q, scales = self.quantize_weight(name, plan)
@@ -216,6 +273,11 @@ class _QdqWriter:
         return made
 
     def write_dequantize(self, name: str, q: np.ndarray, scales: np.ndarray, plan: LayerPlan) -> str:
+        """Write a weight's codes and scales behind a DequantizeLinear.
+
+        Returns:
+            name of the dequantized weight.
+        """
         form = plan.form
         inputs = [
             self.add_constant(f"{name}_{form.name}", q, form.onnx),
@@ -229,6 +291,11 @@ class _QdqWriter:
         return out
 
     def write_quantize_dequantize(self, name: str, step: ScaleZeroPoint) -> str:
+        """Write QuantizeLinear and DequantizeLinear for a tensor, once for each step.
+
+        Returns:
+            name of the dequantized tensor.
+        """
         key = ("input", name, step)
         if key not in self._pairs:
             ends = [
@@ -243,8 +310,10 @@ class _QdqWriter:
         return self._pairs[key]
 
     def write_dynamic(self, node: onnx.NodeProto, plan: LayerPlan) -> None:
-        """A MatMul as DynamicQuantizeLinear and MatMulInteger, whose sums are scaled: the nodes that onnxruntime joins
-        (ONNX operator schemas DynamicQuantizeLinear-11, MatMulInteger-10)."""
+        """Write a MatMul as DynamicQuantizeLinear, MatMulInteger and a scaling of the sums.
+
+        onnxruntime fuses these nodes (ONNX operator schemas DynamicQuantizeLinear-11, MatMulInteger-10).
+        """
         name = node.input[plan.data]
         weight = node.input[plan.weight]
         if ("dynamic", name) not in self._parts:
@@ -268,16 +337,16 @@ class _QdqWriter:
         self.nodes.append(last)
 
     def write_quantized_bias(self, node: onnx.NodeProto, plan: LayerPlan, scales: np.ndarray) -> None:
-        """The bias in steps of input times weight, which is what the integer product counts in."""
+        """Write the bias in steps of input times weight, the unit of the integer product."""
         assert plan.step is not None
         b = numpy_helper.to_array(self.weights[node.input[2]])
         steps = scales.reshape(-1) * np.float32(plan.step.scale)
-        # one number for all channels
+        # The bias is one number for all channels.
         if b.size < steps.size:
             b = np.broadcast_to(b.reshape(-1), steps.shape)
         step = np.broadcast_to(steps, b.shape).astype(np.float32)
         counted = np.rint(b.astype(np.float64) / step)
-        # beside a tiny step, or not finite: it stays float
+        # Too large for a tiny step, or not finite: the bias stays float.
         if not np.abs(counted).max(initial=0.0) < 2**31:
             return
         inputs = [
@@ -291,7 +360,7 @@ class _QdqWriter:
 
 
 def _make_initializer(name: str, values: np.ndarray, kind: int) -> TensorProto:
-    """An initializer; of INT4 two codes in a byte, the first in the low half (ONNX's TensorProto)."""
+    """Build an initializer; INT4 packs two codes into a byte, the first in the low half (ONNX's TensorProto)."""
     made = TensorProto(name=name, data_type=kind, dims=values.shape)
     if kind == INT4.onnx:
         nibbles = values.reshape(-1).astype(np.int8).view(np.uint8) & 0xF

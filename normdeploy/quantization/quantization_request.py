@@ -1,4 +1,4 @@
-"""What is asked for of quantization, and what the runtimes have kernels for."""
+"""Define a quantization request, and check it against the runtimes' kernels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..precision.type_conversion import FORMATS
 from .layer_groups import LayerCandidate
 from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
 
-# input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+# Input channels that share a scale in INT4; TensorRT and onnxruntime both support this size.
 BLOCK = 64
-# names that an error lists
+# Layer names that an error lists.
 _LISTED = 8
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
@@ -27,35 +27,43 @@ _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "Dynamic
 
 @dataclass(frozen=True)
 class QuantizationRequest:
-    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
-    ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
-    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first
-    (`normdeploy.quantization.stream_rotation`).
-    ``keep_float``: names of layers that stay float, `*` and `?` for any letters."""
+    """Request to quantize a model.
+
+    Attributes:
+        to: "int8", "fp8" or "int4".
+        runtime: runtime whose form is written.
+        calibration: "minmax", "entropy" or "percentile".
+        policy: metrics that the file must reach.
+        dynamic: compute the ranges of activations at run time; only for onnxruntime.
+        half: "fp16" or "bf16", the type of the other layers and of the scales; "" for float32.
+        rotate: rotate residual streams first (`normdeploy.quantization.stream_rotation`).
+        keep_float: names of layers that stay float; `*` and `?` match any characters.
+    """
 
     to: str
     runtime: str = "any"
     calibration: str = "minmax"
     policy: Policy = field(default_factory=Policy)
     dynamic: bool = False
-    # "fp16" or "bf16": what the rest of the file will be, and its scales
     half: str = ""
     rotate: bool = False
     keep_float: tuple[str, ...] = ()
 
     @property
     def scale_dtype(self) -> np.dtype:
-        """The type whose numbers scales are: rounding them later would move every code."""
+        """Return the dtype whose numbers scales are; rounding them later would move every code."""
         if self.half:
             return FORMATS[self.half].dtype
         return np.dtype(np.float32)
 
     @property
     def weight_format(self) -> CodeFormat:
+        """Return the format of the weights."""
         return {"int8": INT8, "fp8": FP8, "int4": INT4}[self.to]
 
     @property
     def activation_format(self) -> CodeFormat | None:
+        """Return the format of the activations; None if they are not quantized ahead of time."""
         if self.to == "int4" or self.dynamic:
             return None
         if self.to == "int8" and self.runtime in ONNXRUNTIME:
@@ -64,25 +72,27 @@ class QuantizationRequest:
 
     @property
     def counts_padding(self) -> bool:
-        """Whether padding counts where ranges are taken: of all but symmetric int8.
+        """Return True if padding counts for ranges: for all formats but symmetric int8.
 
-        uint8's file is worse without (MiniLM's mean error by a fifth), INT4's a little: padding gives room to ranges,
-        which the channels of symmetric int8 get of their own. FP8 was not measured without.
+        The file is worse without padding for uint8 (MiniLM's mean error by a fifth), and a little worse for INT4.
+        Padding widens the ranges; symmetric int8 widens the range of each channel itself. FP8 was not measured without
+        padding.
         """
         return self.activation_format is not INT8
 
     @property
     def block_size(self) -> int:
+        """Return the number of input channels that share a scale; 0 for one scale per output channel."""
         if self.to == "int4":
             return BLOCK
         return 0
 
 
 def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
-    """Before any work.
+    """Check a request before any work.
 
     Raises:
-        InputError: the file is quantized already, or the runtime has no kernels for what is wished.
+        InputError: the file is already quantized, or the runtime lacks kernels for the request.
     """
     require_runtime_kernels(wish)
     done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
@@ -94,9 +104,10 @@ def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> 
 
 
 def require_runtime_kernels(wish: QuantizationRequest) -> None:
-    """
+    """Check that the runtime has kernels for a request.
+
     Raises:
-        InputError: the runtime has no kernels for what is wished.
+        InputError: the runtime lacks them.
     """
     if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
         raise InputError(
@@ -111,9 +122,10 @@ def require_runtime_kernels(wish: QuantizationRequest) -> None:
 
 
 def require_half_support(wish: QuantizationRequest) -> None:
-    """
+    """Check that the runtime's kernels can be combined with half precision.
+
     Raises:
-        InputError: the runtime's integer kernels read no half precision.
+        InputError: the runtime's integer kernels do not read half precision.
     """
     if wish.half and wish.to == "int8" and wish.runtime in ONNXRUNTIME:
         raise InputError(
@@ -123,14 +135,19 @@ def require_half_support(wish: QuantizationRequest) -> None:
 
 
 def mark_excluded_layers(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
-    """With the reason at those that were asked to stay float, and those that the runtime has no kernel for."""
+    """Add a reason to layers that must stay float: by request, or because the runtime lacks a kernel.
+
+    Returns:
+        all layers in their order.
+    """
     return _keep_float_without_kernel([_keep_float_by_pattern(c, wish.keep_float) for c in layers], wish)
 
 
 def require_matching_patterns(layers: Sequence[LayerCandidate], patterns: Sequence[str]) -> None:
-    """
+    """Check that each pattern matches a layer.
+
     Raises:
-        InputError: a pattern names no layer.
+        InputError: a pattern matches no layer.
     """
     names = [c.module or c.result for c in layers]
     for pattern in patterns:
@@ -143,7 +160,7 @@ def require_matching_patterns(layers: Sequence[LayerCandidate], patterns: Sequen
 
 
 def _matches_pattern(layer: LayerCandidate, pattern: str) -> bool:
-    """By its module, or by its result."""
+    """Match a layer's module or result against a pattern."""
     return any(name and fnmatchcase(name, pattern) for name in (layer.module, layer.result))
 
 
@@ -157,7 +174,7 @@ def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> La
 def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
     if wish.to == "int8" and not wish.dynamic:
         return layers
-    # of nine taps of three digits each too little is left, and a channel has no more
+    # Nine taps of three digits each keep too little precision, and a channel has no more.
     if wish.to == "fp8":
         why = "in FP8 a convolution in groups loses too much"
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
@@ -175,6 +192,11 @@ def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationR
 
 
 def build_notes(wish: QuantizationRequest) -> tuple[str, ...]:
+    """Write notes about the hardware or runtime that the format needs.
+
+    Returns:
+        the notes.
+    """
     if wish.to == "fp8":
         return ("FP8 needs compute capability 8.9 or above",)
     if wish.runtime in ONNXRUNTIME and wish.to == "int8":

@@ -1,9 +1,13 @@
-"""A float32 file to one whose linear layers compute in int8, FP8 or with INT4 weights.
+"""Quantize the linear layers of a float32 file to int8, FP8 or INT4 weights.
 
-In this order: with ``rotate`` residual streams are rotated (`rotate`, proved); what the layers read is looked at on
-samples; scales and shifts are moved from norms into the layers behind (`scale_migration`, proved); ranges are taken;
-the file is written and judged on samples that took no part; layers that cost more than the metric allows go back to
-float, those first that cost most.
+The steps are, in this order:
+
+1. With ``rotate``, residual streams are rotated (`stream_rotation`, proved).
+2. Inputs of the layers are observed on samples.
+3. Scales and shifts are moved from norms into the layers behind them (`scale_migration`, proved).
+4. Ranges are measured.
+5. The file is written and judged on samples that did not calibrate it.
+6. Layers that cost more than the metrics allow go back to float, the most costly first.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ from .scale_migration import InputCondition, migrate_scales
 from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
-# seconds that the float64 reference may take, where a metric is asked for or not
+# Seconds that the float64 reference may take, with (True) or without (False) a requested metric.
 _LONG = {True: 60.0, False: 10.0}
 
 
@@ -61,12 +65,15 @@ def quantize_model(
     inputs: Sequence[InputSpec] = (),
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, QuantizationReport]:
-    """``proto`` quantized, and the account of it.
+    """Quantize the linear layers of a model.
 
     Args:
         proto: a float32 model with its weights, its norms single nodes; not changed.
-        split: the samples; None for INT4 weights alone, which are then judged by nothing.
-        inputs: what the model takes, where the file's own record says it.
+        split: the samples; None only for INT4 weights and dynamic ranges, which are then not judged.
+        inputs: inputs of the model; not used yet.
+
+    Returns:
+        the quantized model and a report.
 
     Raises:
         InputError: nothing can be quantized, a sample does not run, or no choice of layers reaches the metrics.
@@ -149,7 +156,7 @@ def quantize_model(
 
 
 def _with_rounding_method(layer: LayerReport, chosen: Mapping[str, LayerPlan]) -> LayerReport:
-    """``layer`` with how its weight is rounded."""
+    """Add the rounding method of its weight to a layer's report."""
     plan = chosen.get(layer.tensor)
     if layer.status == "float" or plan is None:
         return layer
@@ -167,10 +174,12 @@ def _carry_over_layers(
     chosen: Mapping[str, LayerPlan],
     results: Mapping[str, tuple[str, ScaleZeroPoint]],
 ) -> onnx.ModelProto:
-    """The file of the same layers in ``moved``, in which nothing is moved for those that stay float.
+    """Write the file of the same layers in ``moved``, a copy without migrations for layers that stay float.
 
-    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``results``: as they were
-    there.
+    Args:
+        whole: the model with all migrations.
+        chosen: plans of the quantized layers in ``whole``, by the layers' results.
+        results: quantized results in ``whole``, as `write_quantized` takes them.
     """
     now = {
         c.result: c.plan
@@ -197,7 +206,7 @@ def _raise_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class _CalibrationTask:
-    """What is asked for, the samples that calibrate it, and who is told how far it is."""
+    """Request, calibration samples and progress callback."""
 
     wish: QuantizationRequest
     samples: Sequence[Arrays]
@@ -207,7 +216,7 @@ class _CalibrationTask:
 def _choose_conditions(
     graph: Graph, layers: list[LayerCandidate], proto: onnx.ModelProto, task: _CalibrationTask
 ) -> dict[str, InputCondition]:
-    """What serves each tensor that linear layers read."""
+    """Choose the best condition for each tensor that linear layers read."""
     if not task.samples:
         return {}
     wish = task.wish
@@ -238,7 +247,11 @@ def _plan_layers(
     migrations: Sequence[Migration],
     conditions: Mapping[str, InputCondition],
 ) -> tuple[dict[str, LayerPlan], dict[str, tuple[str, ScaleZeroPoint]], tuple[LayerReport, ...]]:
-    """How each layer would be written, the results that are quantized for all who read them, and the account."""
+    """Plan how each layer would be written.
+
+    Returns:
+        plans by node result, quantized results as `write_quantized` takes them, and a report for each layer.
+    """
     wish = task.wish
     ready = [c for c in layers if not c.reason]
     seen: Mapping[str, ActivationStats] = {}
@@ -322,7 +335,11 @@ def _describe_granularity(c: LayerCandidate) -> str:
 def make_judge(
     proto: onnx.ModelProto, wish: QuantizationRequest, split: SampleSplit, progress: Progress | None
 ) -> tuple[accuracy.AccuracyJudge, accuracy.Outputs, list[str]]:
-    """The judge, what the float32 file gives, and notes."""
+    """Build the judge of a quantized file, with a float64 reference as far as time allows.
+
+    Returns:
+        the judge, the float32 file's outputs on the judging samples, and notes.
+    """
     from ..runtimes.onnx_float64 import OnnxFloat64Runner
 
     optimize = wish.runtime in ONNXRUNTIME
@@ -348,12 +365,17 @@ def make_judge(
 
 
 def _record_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
-    """Say in the file what was asked."""
+    """Record the request and the ranges in the file's metadata."""
     value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
     set_metadata(proto, RECORD, value | {"ranges": quantized_ranges(proto)})
 
 
 def model_bytes(proto: onnx.ModelProto) -> int:
+    """Compute the size of a model's initializers.
+
+    Returns:
+        the size in bytes.
+    """
     bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
     return sum(
         int(np.prod(t.dims))
@@ -364,5 +386,9 @@ def model_bytes(proto: onnx.ModelProto) -> int:
 
 
 def recorded_or_declared_inputs(proto: onnx.ModelProto, inputs: Sequence[InputSpec]) -> Sequence[InputSpec]:
-    """What the samples are held against: the file's record, or what its inputs state."""
+    """Return the inputs that samples are checked against.
+
+    Returns:
+        ``inputs`` from the file's record, or else the inputs that the file declares.
+    """
     return inputs or calibration_input_specs(proto)

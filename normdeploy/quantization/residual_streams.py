@@ -1,9 +1,15 @@
-"""The closure of a stream: the tensors that one linear map of the last axis would reach, who writes them and who reads.
+"""Trace a stream: the tensors that one linear map of the last axis would reach, with their writers and readers.
 
-A map T of rows that is applied to one of these tensors has to be applied to all of them. Ops that commute with T hand
-it on: sums, views that keep its rows together, whatever picks, moves or mixes other axes, and products by numbers that
-do not vary along the last axis. A linear layer that writes the stream, an embedding table and a constant take T up; a
-linear layer that reads it takes the inverse up. Anything else is a refusal that names it.
+A map T of rows that is applied to one of these tensors must be applied to all of them. Ops that commute with T carry it
+on:
+
+- sums;
+- views that keep the stream's rows together;
+- ops that pick, move or mix other axes;
+- products by numbers that do not vary along the last axis.
+
+Linear layers that write the stream, embedding tables and constants absorb T. Linear layers that read it absorb the
+inverse. Any other op is a refusal that names it.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from ..norms.norm_table import DEFAULT
 from ..storage.onnx_domains import is_standard
 from .linear_layers import find_linear_layers
 
-# of one input alone, as files write them without a domain
+# RMS norms with one input besides the scale, as files write them without a domain.
 RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
 NORMS = RMS | {"LayerNormalization"}
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
@@ -30,9 +36,16 @@ _SUMS = frozenset({"Add", "Sub", "Sum"})
 
 @dataclass
 class ResidualStream:
-    """``writers``, ``readers``: linear layers; ``tables``: Gathers of rows of a constant; ``carriers``: ops that hand
-    the map on, with which of their inputs are constants; ``norms``: that read it; ``widths``: runs in whose multiples
-    the last axes come."""
+    """Tensors of a stream, and the nodes that read and write it, by id.
+
+    Attributes:
+        writers: linear layers that write it, by their node.
+        readers: linear layers that read it, by their node.
+        tables: Gathers of rows of a constant.
+        carriers: nodes that carry the map on, with the indices of their constant inputs.
+        norms: norms that read it.
+        widths: run lengths; each last axis is a whole number of runs.
+    """
 
     tensors: dict[int, gs.Tensor] = field(default_factory=dict)
     writers: dict[int, ConstantLinear] = field(default_factory=dict)
@@ -45,8 +58,13 @@ class ResidualStream:
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """The linear layers of a graph: by the id of their result, and by that of their node; and those that can't be
-    read."""
+    """Linear layers of a graph.
+
+    Attributes:
+        made: layers by the id of their result.
+        by_node: layers by the id of their node.
+        refused: layers that can't be read, by the name of their result.
+    """
 
     graph: Graph
     made: dict[int, ConstantLinear]
@@ -55,6 +73,11 @@ class LinearLayers:
 
     @classmethod
     def find_in_graph(cls, graph: Graph) -> LinearLayers:
+        """Find all linear layers of ``graph``.
+
+        Returns:
+            the layers and the refusals.
+        """
         found = find_linear_layers(graph)
         read = [one for one in found if isinstance(one, ConstantLinear)]
         return cls(
@@ -65,7 +88,7 @@ class LinearLayers:
         )
 
     def update_layers(self, nodes: Sequence[gs.Node]) -> None:
-        """Take up layers that took the place of others."""
+        """Register layers that replaced others."""
         for node in nodes:
             linear = constant_linear_of(self.graph, node)
             if isinstance(linear, ConstantLinear):
@@ -77,11 +100,11 @@ def trace_stream(layers: LinearLayers, stream: ResidualStream, seed: gs.Tensor, 
     """Add to ``stream`` everything that a map of the last axis of ``seed`` reaches.
 
     Args:
-        through: norms hand the map on, as an RMS norm without gamma does with an isometry, and linear layers may read
-            the stream; else norms alone may read it, and their results are none of it.
+        through: norms carry the map on, as an RMS norm without gamma does with an isometry, and linear layers may read
+            the stream. Otherwise only norms may read it, and their results are not part of it.
 
     Raises:
-        RefusedError: something does not take the map; ``stream`` holds what was reached so far.
+        RefusedError: a node does not accept the map; ``stream`` holds the tensors and nodes reached so far.
     """
     _StreamTraversal(layers, stream, through).traverse(seed)
 
@@ -186,7 +209,11 @@ class _StreamTraversal:
             self.left.append(node.outputs[0])
 
     def _visit_carrier(self, node: gs.Node, t: gs.Tensor | None = None) -> None:
-        """Take up the tensors that ``node`` joins. ``t``: what was found to be read by it; None: its result was."""
+        """Add the tensors that ``node`` connects.
+
+        Args:
+            t: tensor of the stream that the node reads; None if the node's result was reached.
+        """
         if id(node) in self.stream.carriers:
             inputs: Sequence[int] = self._carried_inputs(node)
         else:
@@ -201,14 +228,18 @@ class _StreamTraversal:
             raise RefusedError(f"{describe_node(node)} reads it otherwise than row by row")
 
     def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
-        """Which inputs of a node the map would be handed on from; _Open where it is not."""
+        """Return the indices of the inputs that carry the map through ``node``.
+
+        Raises:
+            RefusedError: the node does not commute with the map.
+        """
         graph = self.layers.graph
         op = node.op
         out = graph.shape(node.outputs[0]) or ()
         refused = RefusedError(f"{describe_node(node)} does not commute with it")
         known = [graph.shape(t) for t in node.inputs]
-        # A factor or summand of unknown rank may vary along the channels, so it is not taken for one number. Of the
-        # other ops only the first input is data.
+        # A factor or summand of unknown rank may vary along the channels, so it does not count as a single
+        # number. For all other ops only the first input is data.
         if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat"):
             read = node.inputs
         else:
@@ -233,13 +264,13 @@ class _StreamTraversal:
             ):
                 raise RefusedError(f"{describe_node(node)} multiplies it by what varies along its channels")
             return wide
-        # a product from the left mixes rows, not channels
+        # A product from the left mixes rows, not channels.
         if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:
             return (1,)
         if op == "Attention":
             return self._attention_inputs(node)
         if op in VIEWS:
-            # row-major order stays; that runs are not cut is seen by the widths
+            # Row-major order stays; the widths show that runs are not cut.
             return (0,)
         if shapes[0]:
             axis = int(node.attrs.get("axis", 0)) % len(shapes[0])
@@ -261,14 +292,18 @@ class _StreamTraversal:
         return (0,)
 
     def _keeps_last_axis(self, node: gs.Node, rank: int) -> bool:
-        """Whether a Slice leaves the last axis whole."""
+        """Return True if a Slice leaves the last axis whole."""
         if node.op != "Slice" or len(node.inputs) < 4:
             return False
         axes = self.layers.graph.known_value(node.inputs[3])
         return axes is not None and all(int(a) % rank != rank - 1 for a in axes.reshape(-1))
 
     def _attention_inputs(self, node: gs.Node) -> Sequence[int]:
-        """An Attention is linear in its values; where heads lie in one axis, head by head."""
+        """Check that an Attention is linear in its values, head by head if one axis holds several heads.
+
+        Returns:
+            the index of the values.
+        """
         graph = self.layers.graph
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]) or any(
             not t.is_empty() for t in node.inputs[4:6]
@@ -294,5 +329,9 @@ class _StreamTraversal:
 
 
 def describe_node(node: gs.Node) -> str:
-    """Its op, and its name or that of its first result."""
+    """Describe a node by its op and its name.
+
+    Returns:
+        the op, and the node's name or that of its first result.
+    """
     return f"{node.op} {node.name or node.outputs[0].name!r}"

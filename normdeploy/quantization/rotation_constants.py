@@ -1,13 +1,14 @@
-"""A linear op whose results or inputs are multiplied by a matrix, or have their mean taken off: its weight as an
-expression.
+"""Express the weight of a linear op with rotated results or inputs, or with results whose mean is subtracted.
 
     results   lin'(x) = lin(x)·A/√k        W' = W·A/√k, c' = c·A/√k
+
     inputs    lin'(u) = lin(u·A/√k)        W' = A·W/√k
+
     mean      lin'(x) = lin(x) − mean      W' = W − the mean of each row, c' = c − mean(c)
 
-for rows x and weights that lie inputs first. Each holds for any matrix A of whole numbers and any k > 0, and is proved
-so: the elements of A are variables. √k is the positive root, in the field one element whose square is k. That two such
-matrices are inverse is no part of this: `normdeploy.proof.lemmas.isometry`.
+This is for rows x and weights with inputs on the first axis. Each identity holds for any matrix A of whole numbers and
+any k > 0, and is proved so: the elements of A are variables. √k is the positive root; in the field it is one element
+whose square is k. These proofs do not show that two such matrices are inverse: see `normdeploy.proof.lemmas.isometry`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from ..proof.value import Value
 
 @dataclass(frozen=True)
 class RotationConstants(ComputedConstants):
-    """What was done to one linear op, a MatMul with its weight behind or a Gemm.
+    """Change of one linear op: a Gemm, or a MatMul whose second input is the weight.
 
-    ``weight``, ``bias``: the constants that were computed. ``side``: of the matrix; None where the mean is taken off
-    its results. ``turn``: a node whose input 1 is the matrix A, whose elements are whole numbers. ``square``: k.
+    Attributes:
+        weight: computed weight.
+        bias: computed bias; None if there is none.
+        side: side of the matrix; None if the mean of the results is subtracted.
+        turn: node whose input 1 is the matrix A of whole numbers; None without a matrix.
+        square: k.
     """
 
     linear: ConstantLinear
@@ -45,22 +50,32 @@ class RotationConstants(ComputedConstants):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
+        """Return the node that holds the matrix, if there is one."""
         if self.turn is None:
             return ()
         return (self.turn,)
 
     @property
     def weights(self) -> Sequence[np.ndarray]:
+        """Return the original weight and bias."""
         return (self.linear.w, self.linear.c)
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
         return ("turned", self.side, self.square, self.linear.node.op, self.linear.biased, self.bias is None)
 
     def computed_constants(self) -> list[gs.Constant]:
+        """Return the computed weight and bias."""
         return [self.weight, *([] if self.bias is None else [self.bias])]
 
     def expected_side(self, before: Side, graph: Graph) -> Side:
-        """Return the function of the op with its one input, or its results, turned."""
+        """Return the function of the op with its input or its results rotated.
+
+        Args:
+            before: the function of the original op, of one input.
+
+        Returns:
+            a function of the interpreter and the input.
+        """
 
         def rotated_side(m: ProofInterpreter, leaves: Sequence[Value]) -> list[Value]:
             (x,) = leaves
@@ -74,7 +89,7 @@ class RotationConstants(ComputedConstants):
         return rotated_side
 
     def _rotate_rows(self, m: ProofInterpreter, graph: Graph, rows: Value) -> Value:
-        """rows·A/√k."""
+        """Compute rows·A/√k."""
         return divide_by_root(
             m, contract_axis(m, rows, len(rows.axes) - 1, self._matrix_value(m, graph), 0), self.square
         )
@@ -86,6 +101,14 @@ class RotationConstants(ComputedConstants):
         return a
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
+        """Evaluate the computed constants as expressions of the original ones.
+
+        Args:
+            absolute: take magnitudes and add them, for a bound of the rounding error.
+
+        Returns:
+            id of the constant → its value.
+        """
         linear = self.linear
         w = constant_value(m, graph, linear.node.inputs[linear.weight])
         c = evaluate_bias(m, graph, linear)
@@ -124,10 +147,14 @@ class RotationConstants(ComputedConstants):
 
 
 def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int) -> Value:
-    """``x`` with axis ``axis`` summed against axis ``over`` of the matrix ``a``, whose other axis takes its place."""
+    """Sum axis ``axis`` of ``x`` against axis ``over`` of the matrix ``a``.
+
+    Returns:
+        ``x`` with the other axis of ``a`` in place of the summed one.
+    """
     left = x.with_axes((*x.axes[: axis + 1], (), *x.axes[axis + 1 :]))
     rows = (a.axes[0], a.axes[1])
-    # the axis that is summed comes first
+    # The summed axis must come first.
     if over:
         cut = len(a.axes[0])
         order = [0, *range(1 + cut, 1 + len(a.atoms)), *range(1, 1 + cut)]
@@ -138,7 +165,11 @@ def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int)
 
 
 def divide_by_root(m: ProofInterpreter, x: Value, square: int) -> Value:
-    """x/√k."""
+    """Compute x/√k, with k = ``square``.
+
+    Returns:
+        the quotient; ``x`` itself for k = 1.
+    """
     if square == 1:
         return x
     return m.div(x, m.root(m.number(square)))

@@ -1,4 +1,4 @@
-"""The user's samples in two parts: one calibrates, the other judges, and none does both."""
+"""Split the user's samples: one part calibrates, the other judges, and no sample does both."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ from ..types import Arrays, PathLike
 
 @dataclass(frozen=True)
 class SampleSplit:
-    """``calibrating``, ``judging``: feeds, name -> [samples, ...]; ``counts``: the samples in each part."""
+    """Feeds of the two parts, name → [samples, ...]."""
 
     calibrating: tuple[dict[str, np.ndarray], ...]
     judging: tuple[dict[str, np.ndarray], ...]
 
     @property
     def sample_counts(self) -> tuple[int, int]:
+        """Return the numbers of calibrating and of judging samples."""
         a, b = (sum(_row_count(feeds) for feeds in part) for part in (self.calibrating, self.judging))
         return a, b
 
 
 def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequence[InputSpec]) -> SampleSplit:
-    """Every second batch of the samples calibrates; the others judge.
+    """Split samples: every second batch calibrates, the others judge.
+
+    A single batch is split in two if the model's batch size is open.
 
     Args:
         given: .npz files, folders of these, or arrays by name; each array holds one input of many samples along its
             first axis.
-        inputs: what the model takes.
+        inputs: inputs of the model.
+
+    Returns:
+        the two parts.
 
     Raises:
-        InputError: there is one sample alone, they lack an input or do not fit, hold a NaN or an infinity, or are all
-            one number.
+        InputError: there is only one sample. Or the samples lack an input, do not fit, hold a NaN or an infinity, or
+            are all the same number.
     """
     cases = _load_cases(given, inputs)
-    # in halves, where the model takes any number at a time
+    # Split the batch in halves, if the model takes any batch size.
     if len(cases) == 1:
         feeds = cases[0].make()
         rows = _row_count(feeds)
@@ -79,7 +85,7 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
             cases += batch_cases(f"the mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:
             if not os.path.isdir(item):
-                # what can't be read is named as calibration's
+                # Read it here first, so that errors name it as calibration data.
                 read_npz(item)
             cases += open_dataset(item, model)
     return cases

@@ -1,17 +1,17 @@
-"""What is moved into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
+"""Move scales and shifts into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
 
-A norm's gamma and beta spread the channels of its result over ranges of their own, which one scale of an activation
-can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel,
+A norm's gamma and beta give each channel of its result a range of its own, but an activation has only one scale. With n
+= (x − mean)/sqrt(var + ε) and any s > 0 for each channel,
 
     γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
 
-so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
-whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
-variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
-weights. There 1/s is stored as it is, and γ∘s rounded once (`smoothing.smoothing_factors`).
+So the linear layer reads n/s, which the norm writes with gamma 1/s, and absorbs the rest into its weight and bias.
+Other readers of y (a residual, an output, another op) read (n/s)·(γ·s) + β. With s = 1 the channels of n have the same
+variance. Another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
+weights. There 1/s is stored exactly, and γ∘s is rounded once (`smoothing.smoothing_factors`).
 
-Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
-(Wei et al., Outlier Suppression+, arXiv 2304.09145).
+Without a norm, the same is written as two ops before the layer, (y − shift)/s, with the shift of the channels (Wei et
+al., Outlier Suppression+, arXiv 2304.09145).
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ from .stream_edits import STAGE, layer_bias, prove_nodes
 
 @dataclass(frozen=True)
 class InputCondition:
-    """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels.
+    """Shift and scale of a tensor that linear layers read: (y − shift)/scale over its channels.
 
-    ``reach``: the result's range is to be from −reach to reach; None: what the samples say. ``recentred``: the channels
-    whose shift the bias takes back by the weight as it is stored (`bias_corrections`); None: all.
+    Attributes:
+        scale: [channels]; behind a norm, 1/scale must be exact in float32.
+        shift: [channels]; None for no shift.
+        kind: kind of the migration, "smooth" or "shift".
+        alpha: SmoothQuant's α; None for other factors.
+        reach: quantize the result for the range from −reach to reach; None takes the range of the samples.
+        recentred: bool [channels], True if the bias takes back the channel's shift by the rounded weight
+            (`bias_corrections`); None for all channels.
     """
 
-    # behind a norm 1/scale has to be exact in float32
     scale: np.ndarray
     shift: np.ndarray | None = None
     kind: str = "smooth"
@@ -61,7 +66,7 @@ class _MigrationPass:
     rewriter: Rewriter
     conditions: Mapping[str, InputCondition]
     migrations: list[Migration] = field(default_factory=list)
-    # of what, like which: one for all layers
+    # Copies of views, by the ids of their new input and of the original view; all layers share them.
     views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)
 
     @property
@@ -75,10 +80,13 @@ class _MigrationPass:
         pairs: tuple[ResultPair, ...] = (),
         made_of: FoldExpressions | None = None,
     ) -> DecidedProposal:
-        """Let ``nodes`` make ``old``.
+        """Replace the nodes that compute ``old`` by ``nodes``.
+
+        Returns:
+            the proposal as it was proved and applied.
 
         Raises:
-            RefusedError: that is not proved.
+            RefusedError: the replacement is not proved.
         """
         decided = prove_nodes(self.rewriter, old, nodes, pairs, made_of)
         self.rewriter.apply_decided(STAGE, decided)
@@ -88,16 +96,16 @@ class _MigrationPass:
 def migrate_scales(
     proto: onnx.ModelProto, conditions: Mapping[str, InputCondition] | None = None, idle: Collection[str] = ()
 ) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    """``proto`` with the scale and shift of each norm moved into the linear layers behind it.
+    """Move the scale and shift of each norm into the linear layers behind it.
 
     Args:
         proto: a float32 model with its weights; not changed.
-        conditions: by the name of the tensor that linear layers read, what it is to be conditioned by besides; tensors
-            that are not named are migrated as they are where a norm makes them.
-        idle: results of layers that stay float: what these alone read is left as it is.
+        conditions: extra scale and shift by the name of the tensor that the layers read. Other tensors are migrated
+            unchanged if a norm computes them.
+        idle: results of layers that stay float; tensors that only these layers read are left unchanged.
 
     Returns:
-        The model, and an account of each migration, made or refused.
+        the model, and a record of each migration, made or refused.
 
     Raises:
         GraphError: the model can't be read.
@@ -110,7 +118,14 @@ def migrate_scales(
 
 
 def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
-    """As `migrate_scales`, in a graph that is rewritten, of norms alone whose results (by their ids) are named."""
+    """Migrate as `migrate_scales` does, in a graph that is being rewritten, and only norms with given results.
+
+    Args:
+        results: ids of the norms' results.
+
+    Returns:
+        a record of each migration, made or refused.
+    """
     work = _MigrationPass(rewriter, {})
     for y, nodes in _float32_layer_groups(work.graph):
         if id(y) in results:
@@ -119,7 +134,7 @@ def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Mi
 
 
 def _float32_layer_groups(graph: Graph) -> list[tuple[gs.Tensor, list[gs.Node]]]:
-    """What linear layers in float32 read, and these layers."""
+    """Group the float32 linear layers by the tensor that they read."""
     groups: dict[int, list[gs.Node]] = {}
     inputs: dict[int, gs.Tensor] = {}
     for linear in find_linear_layers(graph):
@@ -131,7 +146,7 @@ def _float32_layer_groups(graph: Graph) -> list[tuple[gs.Tensor, list[gs.Node]]]
 
 
 def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
-    """Move what stands before ``y`` into the layers ``nodes`` that read it."""
+    """Move the scale and shift before ``y`` into the layers ``nodes`` that read it."""
     graph, condition = work.graph, work.conditions.get(y.name)
     source = layer_source(graph, y)
     if source.affine is None:
@@ -160,7 +175,7 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
         return
     _move_into_each(work, y, nodes, condition, lambda linear: _fold_affine(work, affine, linear))
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
-        # no layer took anything: one node again, as it stood in the file
+        # No layer absorbed anything, so the norm is one node again, as in the file.
         same = graph.make_node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
         with contextlib.suppress(RefusedError):
             work.replace_output(y, [same])
@@ -169,14 +184,20 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
 
 
 def _as_initializer(graph: Graph, t: gs.Tensor) -> gs.Tensor:
-    """``t``, or what a Constant node makes of it, which is gone once nobody reads it, as an initializer."""
+    """Replace the result of a Constant node by an initializer, because unread Constant nodes are removed.
+
+    Other tensors are returned as they are.
+    """
     if t.is_empty() or isinstance(t, gs.Constant) or (value := graph.known_value(t)) is None:
         return t
     return graph.add_constant(t.name, value, graph.dtype(t))
 
 
 def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) -> None:
-    """Let those who ask for the shape of ``y`` ask for that of ``z``, which is the same: nothing is computed for it."""
+    """Let readers of the shape of ``y`` read the shape of ``z``.
+
+    The shapes are equal, and ``y`` need not be computed for its shape alone.
+    """
     graph = work.graph
     if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
         return
@@ -188,7 +209,7 @@ def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) ->
 
 
 def _layer_result_name(graph: Graph, node: gs.Node) -> str:
-    """The layer's result, an added bias included: a name that stays."""
+    """Return the name of the layer's result, after an added bias; rewrites keep this name."""
     linear = constant_linear_of(graph, node)
     if isinstance(linear, ConstantLinear):
         return absorb_added_bias(graph, linear).out.name
@@ -202,7 +223,7 @@ def _move_into_each(
     condition: InputCondition | None,
     move: Callable[[ConstantLinear], Certificate],
 ) -> None:
-    """``move`` each layer, and tell of it."""
+    """Call ``move`` for each layer and record the outcome."""
     if condition is None:
         kind = "gamma and beta"
     else:
@@ -222,10 +243,13 @@ def _move_into_each(
 
 
 def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool:
-    """Write a norm's gamma and beta as a Mul and an Add behind it. Returns: whether there was something to write.
+    """Write a norm's gamma and beta as a Mul and an Add behind it.
+
+    Returns:
+        False if there was nothing to write.
 
     Raises:
-        RefusedError: they can't be split off.
+        RefusedError: they can't be separated.
     """
     graph = work.graph
     node = source.norm
@@ -271,7 +295,7 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
 
 
 def _quotient_expression(graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant) -> FoldExpressions:
-    """What the factor of ``scaled`` is before it is rounded: gamma over what the norm is written with."""
+    """Express the factor of ``scaled`` before rounding: gamma divided by the scale that the norm is written with."""
     z, factor = scaled.inputs
     divided = graph.make_node("Div", [z, inverse], z)
     end = graph.make_node(
@@ -286,7 +310,7 @@ def _is_scaling(graph: Graph, node: gs.Node) -> bool:
 
 
 def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLinear) -> Certificate:
-    """Let ``linear`` read z in the place of y = a·z + b."""
+    """Make ``linear`` read z instead of y = a·z + b."""
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
         raise RefusedError(f"{linear.title} holds a stack of weights")
@@ -317,7 +341,7 @@ def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLine
 def _apply_condition(
     work: _MigrationPass, y: gs.Tensor, linear: ConstantLinear, condition: InputCondition
 ) -> Certificate:
-    """Let ``linear`` read (y − shift)/s."""
+    """Make ``linear`` read (y − shift)/s."""
     graph = work.graph
     rank = len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
     if linear.w.ndim != 2 and linear.node.op == "MatMul":

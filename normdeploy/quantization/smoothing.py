@@ -1,14 +1,13 @@
-"""By what the inputs of linear layers are divided and lessened before they are quantized, so that least is lost.
+"""Choose scales and shifts for inputs of linear layers that make the quantization error smallest.
 
-Tried on rows that calibration saw: for each group of layers that read one tensor, the error of their products as it is
-and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438).
-Behind a norm they cost nothing when the model runs; elsewhere they are one op or two in front of the layer, and are
-written where they take away a quarter of the error.
+Candidates are tried on rows that calibration saw. For each group of layers that read one tensor, the error of their
+products is measured without factors and with factors for each channel. The factors are s = max|x|^α / max|W|^(1 − α),
+for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). Behind a norm the factors cost nothing at run time.
+Elsewhere they are one op or two before the layer, and are written if they remove a quarter of the error.
 
-For symmetric integers behind no norm, each channel gets a range of its own besides (`factors_from_ranges`): (x − c)/s
-has one range for all channels. What the samples show of one channel is little, and a channel that leaves its range
-costs more than all rounding, so that the ranges are wider than that, by how much the error on rows of other samples
-says.
+For symmetric integers without a norm, each channel also gets a range of its own (`factors_from_ranges`): (x − c)/s has
+one range for all channels. The samples show little of each channel, and a channel that leaves its range costs more than
+all rounding. So the ranges are wider than observed; the error on rows of other samples decides by how much.
 """
 
 from __future__ import annotations
@@ -22,53 +21,59 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# of the error, at most, behind a norm and elsewhere
+# Largest share of the error that may remain, behind a norm (True) and elsewhere (False).
 _WORTH = {True: 0.95, False: 0.75}
-# rows, of which nothing can be said
+# Fewer rows say nothing about the error.
 _FEWEST = 16
-# of the variance that rounding the weights adds, which `gptq` leaves on inputs it did not see
+# Share of the variance from rounding the weights that `gptq` leaves on inputs that it did not see.
 _COMPENSATED = 0.7
-# rows that are rounded and multiplied, where no formula says what comes of it
+# Rows that are rounded and multiplied if no formula gives the error.
 _SIMULATED = 512
-# of the largest factor
+# Smallest factor as a share of the largest.
 _FINEST = 2.0**-12
-# of the largest product of a channel and its weights: less is lost by all rounding
+# Smallest relevant product of a channel and its weights, as a share of the largest; less is lost by all rounding.
 _IDLE = 2.0**-16
-# times a power of two: numbers of three binary digits
+# Numbers of three binary digits, to be multiplied by a power of two.
 COARSE = np.arange(4, 9) / 8
-# of a shift: by less, float32 leaves too few digits of what is scaled
+# Smallest scale as a share of the shift; with a smaller one, float32 leaves too few digits of the scaled part.
 _SHOWN = 2.0**-12
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
-# quantiles of the channels' half widths, below which none is
+# Quantiles of the channels' half widths, used as a lower limit of each half width.
 _LEAST = (0.5, 0.8, 0.95)
-# of their median, by which each is wider than what was seen of it
+# Shares of the median half width that are added to each half width.
 _ROOMS = (0.0, 0.5, 1.0)
 
 
-# least and room of `factors_from_ranges`, alpha, or nothing
+# (least, room) of `factors_from_ranges`, or an alpha, or None for no change.
 Choice = tuple[float, float] | float | None
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that read one tensor.
+    """Layers that read one tensor, which is scale·n + shift, n being the result of a norm.
 
-    ``weights``: float64 [channels, outputs] of each. ``scale``, ``shift``: the tensor is scale·n + shift of what a norm
-    makes; None behind no norm.
+    Attributes:
+        weights: weight of each layer, float64 [channels, outputs].
+        scale: [channels]; None without a norm.
+        shift: [channels]; None without a norm.
+        free: the norm can write any factor at no cost.
     """
 
     tensor: str
     weights: tuple[np.ndarray, ...]
     scale: np.ndarray | None = None
     shift: np.ndarray | None = None
-    # the norm writes any factor
     free: bool = False
 
 
 @dataclass(frozen=True)
 class LayerFormats:
-    """What a layer's input, None where it stays, and weight are quantized to; ``block``: input channels that share a
-    scale of the weight, 0: each output channel has its own."""
+    """Formats of a layer's input and weight.
+
+    Attributes:
+        activation: format of the input; None if it stays float.
+        block: input channels that share a scale of the weight; 0 for one scale per output channel.
+    """
 
     activation: CodeFormat | None
     weight: CodeFormat
@@ -77,9 +82,18 @@ class LayerFormats:
 
 @dataclass(frozen=True)
 class SeenRows:
-    """Rows of a layer's input, what its channels reach, and the length of each row's product as it is, by which its
-    error counts: the norm behind brings all rows to one, and of some tokens a channel is a hundred times as large as of
-    the others (Sun et al., Massive Activations, arXiv 2402.17762)."""
+    """Rows of a layer's input, with the ranges of its channels.
+
+    The error of each row counts relative to the length of its product, because the norm behind brings all rows to the
+    same length. For some tokens a channel is a hundred times as large as for the others (Sun et al., Massive
+    Activations, arXiv 2402.17762).
+
+    Attributes:
+        rows: [rows, channels].
+        low: minimum of each channel.
+        high: maximum of each channel.
+        lengths: length of each row's product before quantization, [rows].
+    """
 
     rows: np.ndarray
     low: np.ndarray
@@ -87,12 +101,21 @@ class SeenRows:
     lengths: np.ndarray
 
     def divided(self, s: np.ndarray, c: np.ndarray) -> SeenRows:
-        """(x − c)/s."""
+        """Compute (x − c)/s.
+
+        Returns:
+            the rows and ranges after shift and scale.
+        """
         return SeenRows((self.rows - c) / s, (self.low - c) / s, (self.high - c) / s, self.lengths)
 
     def crossed(self, first: slice, second: slice) -> list[SeenRows]:
-        """All, and each half with what the channels of the other reach: values that calibration did not see must not
-        be cut off."""
+        """Combine each half of the rows with the ranges of the other half.
+
+        Values that calibration did not see must not be cut off.
+
+        Returns:
+            all rows with their own ranges, then each half with the ranges of the other half.
+        """
         parts = [self]
         for seen, judged in ((first, second), (second, first)):
             x = self.rows[seen]
@@ -103,11 +126,16 @@ class SeenRows:
 def choose_condition(
     group: LayerGroup, seen: ActivationStats, activation: CodeFormat | None, weight: CodeFormat, block: int = 0
 ) -> InputCondition | None:
-    """What serves the group best; None: nothing more than the migration of gamma and beta, if there is a norm.
+    """Choose the best scale and shift for the input of a group.
 
     Args:
-        activation: what the tensor is quantized to; None: the weights alone are (AWQ, Lin et al., arXiv 2306.00978).
-        block: input channels that share a scale of the weight; 0: each output channel has its own.
+        seen: statistics of the tensor on calibration samples.
+        activation: format of the tensor; None if only the weights are quantized (AWQ, Lin et al., arXiv 2306.00978).
+        weight: format of the weights.
+        block: input channels that share a scale of the weight; 0 for one scale per output channel.
+
+    Returns:
+        the condition; None if moving gamma and beta, if there is a norm, is enough.
     """
     rows, low, high = seen.rows.astype(np.float64), seen.low.astype(np.float64), seen.high.astype(np.float64)
     w = np.concatenate(group.weights, axis=1)
@@ -155,8 +183,19 @@ def choose_condition(
 def undo_affine(
     rows: np.ndarray, low: np.ndarray, high: np.ndarray, scale: np.ndarray, shift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """n of y = scale·n + shift: its rows and ends. A channel whose scale is next to nothing beside its shift shows
-    nothing of n, of which only |n| ≤ √C is known (Σ n² ≤ C, of C channels)."""
+    """Recover n from y = scale·n + shift.
+
+    A channel with a scale close to zero beside its shift shows nothing of n. For such a channel n is taken as 0 with
+    |n| ≤ √C, C being the number of channels, because Σ n² ≤ C.
+
+    Args:
+        rows: rows of y, [rows, channels].
+        low: minimum of each channel of y.
+        high: maximum of each channel of y.
+
+    Returns:
+        rows, minima and maxima of n.
+    """
     shown = np.abs(scale) > np.maximum(_SHOWN * np.abs(shift), np.finfo(np.float32).tiny)
     divisor = np.where(shown, scale, 1.0)
     bound = float(np.sqrt(len(scale)))
@@ -166,9 +205,9 @@ def undo_affine(
 
 
 def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) -> InputCondition | None:
-    """A range of its own for each channel, where that takes away a quarter of the error.
+    """Give each channel a range of its own if that removes a quarter of the error.
 
-    Each half of the samples is rounded and multiplied with the ranges that the other half gives.
+    Each half of the samples is rounded and multiplied with the ranges of the other half.
     """
     middle = len(known.rows) // 2
     parts = known.crossed(slice(middle), slice(middle, None))
@@ -180,7 +219,7 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
     errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
     best = min(wide, key=lambda choice: errors[choice])
     narrow = min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
-    # it leaves less room for what was not seen
+    # An alpha leaves less room for values that were not seen, so it must be better by a quarter.
     if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):
         best = narrow
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
@@ -194,12 +233,12 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
 
 
 def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """bool [channels]: the root mean square of x is at most that of x − c."""
+    """Return bool [channels]: the root mean square of x is at most that of x − c."""
     return np.asarray((rows**2).mean(0) <= ((rows - c) ** 2).mean(0))
 
 
 def _range_error(part: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats) -> float:
-    """The mean square of the products' error, that of the rounded inputs as it is and that of the weights expected."""
+    """Compute the mean square error of the products: measured for rounded inputs, expected for rounded weights."""
     assert formats.activation is not None
     s, c, reach = _factors_and_shifts(part, w, choice, formats)
     z = ((part.rows - c) / s).astype(np.float32)
@@ -213,8 +252,11 @@ def _range_error(part: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFo
 def _factors_and_shifts(
     known: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Factors, shifts and reach: those of `factors_from_ranges`, of an alpha (a channel that is never on, with large
-    weights, needs one), or none."""
+    """Compute factors, shifts and reach for a choice.
+
+    They are those of `factors_from_ranges`, those of an alpha, or none. A channel that is never active but has large
+    weights needs an alpha.
+    """
     activation, low, high = formats.activation, known.low, known.high
     assert activation is not None
     if isinstance(choice, tuple):
@@ -227,7 +269,7 @@ def _factors_and_shifts(
 
 
 def _align_shifts_to_codes(c: np.ndarray, s: np.ndarray, reach: float, activation: CodeFormat) -> np.ndarray:
-    """The shifts next to ``c`` with which zero is a code in every channel."""
+    """Round shifts ``c`` so that zero is a code in every channel."""
     code = s * step_for_range(-reach, reach, activation).scale
     return np.asarray((np.rint(c / code) * code).astype(np.float32), np.float64)
 
@@ -235,11 +277,20 @@ def _align_shifts_to_codes(c: np.ndarray, s: np.ndarray, reach: float, activatio
 def factors_from_ranges(
     low: np.ndarray, high: np.ndarray, least: float, room: float, activation: CodeFormat
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Factors s and shifts c over the channels, and r: what lies between −r and r of (x − c)/s is in range.
+    """Compute factors s and shifts c that give each channel of (x − c)/s the same range.
 
-    ``low``, ``high``: what was seen of each channel. ``least``, ``room``: as `_LEAST` and `_ROOMS`. Zero is a code in
-    every channel: what is switched off (by GELU, most of the time) is then exact, and in a channel that holds a massive
-    activation of a few tokens that is nearly every row.
+    Zero is a code in every channel. So values that are switched off (by GELU, most of the time) are exact. In a channel
+    with a massive activation of a few tokens, nearly every row is such a value.
+
+    Args:
+        low: minimum of each channel.
+        high: maximum of each channel.
+        least: quantile of the half widths below which no half width stays (`_LEAST`).
+        room: share of the median half width that is added to each half width (`_ROOMS`).
+        activation: format of the input.
+
+    Returns:
+        s, c, and r: the values of (x − c)/s from −r to r are in range.
     """
     half = (high - low) / 2
     wide = np.maximum(half, np.quantile(half, least)) + room * float(np.median(half))
@@ -248,15 +299,21 @@ def factors_from_ranges(
         return np.ones_like(half), np.zeros_like(half), 0.0
     wide = np.maximum(wide, reach * _FINEST)
     s = (wide / reach).astype(np.float32).astype(np.float64)
-    # nothing was below any channel's low
+    # No value of any channel was below this minimum.
     middle = np.maximum((low + high) / 2 - wide, low.min()) + wide
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
 
 def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
-    """As `relative_error` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that
-    the other numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut
-    off. The mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
+    """Compute the error of `relative_error` for integers by formulas, without rounding every product.
+
+    Rounding is a noise of step²/12 that is independent of the other numbers (Widrow, Kollar, Quantization Noise, 2008),
+    and values beyond the range are cut off. The mean of the weights' errors is left out: all inputs share it, so GPTQ
+    removes it first.
+
+    Returns:
+        the relative root mean square error of the products.
+    """
     activation = formats.activation
     assert activation is not None
     step = step_for_range(float(part.low.min()), float(part.high.max()), activation)
@@ -272,9 +329,9 @@ def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> floa
 
 
 def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeFormat) -> float:
-    """What rounding the weights leaves of the products' mean square, each row of ``z`` by its ``share``."""
+    """Compute the mean square error of the products from rounded weights, each row weighted by its ``share``."""
     steps = np.abs(w).max(0).astype(np.float64) / weight.high
-    # a weight that rounds to 0 is lost itself
+    # A weight that rounds to 0 loses its own value.
     lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)
     spread = share @ np.square(z - z.mean(0)) / len(z)
     return _COMPENSATED * float(spread @ lost)
@@ -283,7 +340,10 @@ def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeF
 def _smoothing_factors_and_shift(
     low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, coarse: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Over the channels, in float32: ``shift`` "" is 0, ``alpha`` None is 1."""
+    """Compute factors and shifts over the channels, as numbers of float32.
+
+    The shift is 0 for ``shift`` "", and the factors are 1 for ``alpha`` None.
+    """
     if shift:
         c = (low + high) / 2
     else:
@@ -295,11 +355,19 @@ def _smoothing_factors_and_shift(
 
 
 def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) -> np.ndarray:
-    """max|x|^α / max|W|^(1 − α), the largest 1; of channels that no product hangs on what keeps them, and their
-    weights, in the range of the others.
+    """Compute the factors max|x|^α / max|W|^(1 − α), scaled so that the largest is 1.
 
-    ``coarse``: next to that, and 1/s a number of three binary digits, which a norm's gamma can be without rounding, in
-    half precision too.
+    For channels that hardly contribute to any product, the factor keeps the inputs and weights within the range of the
+    other channels.
+
+    Args:
+        x: largest magnitude of each channel.
+        w: largest magnitude of each channel's weights.
+        coarse: round 1/s to three binary digits, which a norm's gamma can store without rounding, in half precision
+            too.
+
+    Returns:
+        float64 [channels], with values exact in float32 or, if ``coarse``, with such a 1/s.
     """
     size = x * w
     tiny = np.finfo(np.float32).tiny
@@ -309,25 +377,33 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
     s = np.ones_like(x)
     s[live] = x[live] ** alpha / w[live] ** (1 - alpha)
     s[live] = np.maximum(s[live] / s[live].max(), _FINEST)
-    # half of the others' range, at most
+    # At most half of the others' range.
     least = 2 * x[~live] / (x[live] / s[live]).max()
     s[~live] = np.clip(1.0, least, (w[live] * s[live]).max() / np.maximum(w[~live], tiny))
     if not coarse:
         return s.astype(np.float32).astype(np.float64)
     fraction, exponent = np.frexp(1 / s)
-    # nearest by ratio
+    # The nearest is chosen by ratio.
     bounds = np.sqrt(COARSE[:-1] * COARSE[1:])
     return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
 
 
 def row_lengths(products: np.ndarray) -> np.ndarray:
-    """The length of each row, of next to nothing that of a thousandth of the mean: [rows]."""
+    """Compute the length of each row; lengths near zero are raised to a thousandth of the mean.
+
+    Returns:
+        [rows].
+    """
     lengths = np.linalg.norm(products, axis=1)
     return np.maximum(lengths, max(float(np.sqrt(np.mean(lengths**2))) * 2.0**-10, 1e-300))
 
 
 def relative_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
-    """The root of the mean over the rows of ‖x'·W' − x·W‖² / length², the range of x that of all channels."""
+    """Compute the root of the mean over the rows of ‖x'·W' − x·W‖² / length², with one range of x for all channels.
+
+    Returns:
+        the error.
+    """
     x = part.rows
     block = formats.block
     if formats.activation is not None:

@@ -1,5 +1,7 @@
-"""A map of the last axis, written into all that write a closed stream, and its inverse into all that read it; each
-proved by itself (docs/identities.md, "A map of a whole stream")."""
+"""Write a map of the last axis into all writers of a closed stream, and its inverse into all readers.
+
+Each edit is proved by itself (docs/identities.md, "A map of a whole stream").
+"""
 
 from __future__ import annotations
 
@@ -31,27 +33,41 @@ FLOAT = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class StreamMap:
-    """What rows are mapped by: Q = A/√k in consecutive runs of theirs, or, without a matrix, their mean is taken off.
+    """Map of rows: Q = A/√k applied to consecutive runs of each row; without a matrix, the rows lose their mean.
 
-    ``run``: A, int8 (n, n) of ±1 with A·Aᵀ = k·I.
+    Attributes:
+        run: A, int8 (n, n) of ±1 with A·Aᵀ = k·I; None to subtract the mean.
+        k: square of the divisor √k.
     """
 
     run: np.ndarray | None
     k: int = 1
 
     def full_matrix(self, width: int) -> np.ndarray:
-        """A for rows of ``width``: int8 (width, width)."""
+        """Build A for rows of ``width``.
+
+        Returns:
+            block-diagonal int8 (width, width).
+        """
         assert self.run is not None
         return np.kron(np.eye(width // len(self.run), dtype=np.int8), self.run)
 
     def map_rows(self, values: np.ndarray) -> np.ndarray:
-        """Of float64 (…, width)."""
+        """Map the rows of float64 (…, width).
+
+        Returns:
+            the mapped rows in the same shape.
+        """
         if self.run is None:
             return values - values.mean(-1, keepdims=True)
         return self._map_runs(values, self.run)
 
     def map_columns(self, values: np.ndarray) -> np.ndarray:
-        """Qᵀ·values of float64 (width, …)."""
+        """Compute Qᵀ·values.
+
+        Returns:
+            float64 (width, …).
+        """
         assert self.run is not None
         return self._map_runs(values.T, self.run).T
 
@@ -67,8 +83,13 @@ def propose_nodes(
     pairs: tuple[ResultPair, ...] = (),
     expressions: ComputedConstants | None = None,
 ) -> Proposal:
-    """Propose ``nodes`` in the place of what makes ``out``; without pairs they are what stood there, with other
-    constants that were proved."""
+    """Propose ``nodes`` in place of the nodes that compute ``out``.
+
+    Without ``pairs``, ``nodes`` are the original ones with other constants, which were proved already.
+
+    Returns:
+        the proposal.
+    """
     return Proposal(
         Finding("linear layer", "folded", out.name),
         pairs=pairs,
@@ -87,8 +108,11 @@ def prove_nodes(
 ) -> DecidedProposal:
     """Prove that ``nodes`` may replace the nodes that compute ``out``.
 
+    Returns:
+        the proved proposal.
+
     Raises:
-        RefusedError: that is not proved.
+        RefusedError: the replacement is not proved.
     """
     decided = rewriter.prove_proposal(propose_nodes(rewriter.graph, out, nodes, pairs, expressions))
     if not isinstance(decided, DecidedProposal):
@@ -97,7 +121,11 @@ def prove_nodes(
 
 
 def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
-    """Return the bias of a layer as `ConstantLinear.write_nodes` writes it: a MatMul's in an Add behind it."""
+    """Find the bias of a layer as `ConstantLinear.write_nodes` writes it; a MatMul's bias is in the Add behind it.
+
+    Returns:
+        the bias; None if there is none.
+    """
     if len(made) > 1:
         return made[1].inputs[1]
     if len(made[0].inputs) > 2:
@@ -107,7 +135,7 @@ def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
 
 @dataclass
 class StreamEdits:
-    """First all is proved, then all is written: a stream is mapped whole or not at all."""
+    """Edits of one stream: all are proved before any is applied, so a stream is mapped as a whole or not at all."""
 
     rewriter: Rewriter
     layers: LinearLayers
@@ -125,10 +153,10 @@ class StreamEdits:
         return self.rewriter.graph
 
     def prove_edits(self) -> None:
-        """Prove what becomes of each writer and reader.
+        """Prove the edit of each writer, reader, table and constant of the stream.
 
         Raises:
-            RefusedError: one can't be proved.
+            RefusedError: an edit can't be proved.
         """
         self.edits += self._iter_edits()
         if not self._is_inverse():
@@ -152,7 +180,7 @@ class StreamEdits:
                 yield self._edit_carrier(node, at)
 
     def _is_inverse(self) -> bool:
-        """Whether the readers take back what the writers do: of the matrices that the proofs speak of."""
+        """Return True if the readers' matrices undo the writers'; checked on the matrices that the proofs refer to."""
         if self.map.run is None:
             return True
         held: dict[str, dict[int, np.ndarray]] = {"output": {}, "input": {}}
@@ -167,7 +195,11 @@ class StreamEdits:
         )
 
     def apply_edits(self, more: Sequence[DecidedProposal] = ()) -> Certificate:
-        """Write what was prepared, and ``more``; the certificate of all together."""
+        """Apply the proved edits, and ``more``.
+
+        Returns:
+            the certificate of all edits together.
+        """
         for edit in (*self.edits, *more):
             self.rewriter.apply_decided(STAGE, edit)
             self.layers.update_layers(edit.proposal.nodes)
@@ -176,7 +208,7 @@ class StreamEdits:
         return _combine_all_certificates(self._certificates)
 
     def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal:
-        # of the weight are the input channels
+        # The rows of the weight are its input channels.
         rows = not linear.is_transposed
         w = linear.w
         c = linear.c
@@ -195,7 +227,7 @@ class StreamEdits:
         made = require_success(linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT))
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
-        # one that is shared stays one
+        # A weight that several layers share stays shared.
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)
         bias = layer_bias(made)
         if side is None:
@@ -212,7 +244,11 @@ class StreamEdits:
         return decided
 
     def matrix_node(self, width: int, side: Literal["output", "input"]) -> gs.Node:
-        """A node that no file holds: rows times A, or its transpose."""
+        """Build a node, which no file holds, that multiplies rows by A, or by its transpose for ``side`` "input".
+
+        Returns:
+            the node, one for each width and side.
+        """
         if (width, side) not in self._matrices:
             a = self.map.full_matrix(width)
             stored = self.graph.add_constant("turn", np.ascontiguousarray(a if side == "output" else a.T), FLOAT)
@@ -233,8 +269,10 @@ class StreamEdits:
         return DecidedProposal(propose_nodes(self.graph, node.outputs[0], [new]))
 
     def _map_table(self, t: gs.Tensor) -> gs.Constant:
-        """A constant as the stream's rows, mapped: proved as a MatMul of any rows by it, of which a Gather's are rows
-        of the unit matrix."""
+        """Map the rows of a constant.
+
+        This is proved as a MatMul of any rows by the constant; a Gather takes rows of the unit matrix for them.
+        """
         if id(t) not in self._tables:
             self._tables[id(t)] = self._map_constant(t)
         return self._tables[id(t)]
@@ -263,7 +301,7 @@ class StreamEdits:
 
 
 def _combine_all_certificates(certificates: Sequence[Certificate]) -> Certificate:
-    """That all of them hold: the probabilities that one does not add up."""
+    """Combine certificates into one for all: the probabilities that one of them is wrong add up."""
 
     def combine_two(one: Certificate, other: Certificate) -> Certificate:
         return replace(

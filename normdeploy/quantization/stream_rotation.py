@@ -1,13 +1,16 @@
-"""The residual stream in other coordinates, in which no channel stands out (`--rotate`), each step proved.
+"""Rotate residual streams so that no channel is an outlier (`--rotate`), each step proved.
 
-A Hadamard matrix spreads what is large in one channel over all (QuaRot, Ashkboos et al., arXiv 2404.00456; QuIP#, Tseng
-et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q in the place of x: layers that write it hold
-W·Q, those that read it Qᵀ·W, and an RMS norm without gamma commutes with Q. Gammas go into the layers behind first
-(`scale_migration`). A layer norm is an RMS norm where its input has no mean: before that the mean is taken off by all
-that write the stream (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated
-head by head, by the layer that makes them, and back by the one behind.
+A Hadamard matrix spreads large values of one channel over all channels (QuaRot, Ashkboos et al., arXiv 2404.00456;
+QuIP#, Tseng et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q instead of x. Layers that write it
+hold W·Q, layers that read it hold Qᵀ·W, and an RMS norm without gamma commutes with Q. Gammas are moved into the layers
+behind first (`scale_migration`).
 
-Why local proofs suffice is in docs/identities.md, "A map of a whole stream"; its premises are what `streams` looks at.
+A layer norm equals an RMS norm if its input has zero mean. So the mean is first subtracted in all writers of the stream
+(SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated head by head, by the
+layer that computes them, and back by the layer behind.
+
+docs/identities.md, "A map of a whole stream", explains why local proofs suffice; `residual_streams` checks its
+premises.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from .hadamard import largest_order, signed_hadamard
 from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
 from .stream_edits import FLOAT, StreamEdits, StreamMap, prove_nodes
 
-# the first with RMSNormalization
+# First opset with RMSNormalization.
 OPSET = 23
-# a Softmax and its product with the values
+# Ops between a Softmax and its product with the values.
 _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 
 
@@ -45,9 +48,9 @@ _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 class _RotationPass:
     rewriter: Rewriter
     migrations: list[Migration] = field(default_factory=list)
-    # norms
+    # Ids of norms that were examined.
     looked_at: set[int] = field(default_factory=set)
-    # tensors
+    # Ids of tensors that were rotated.
     turned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class _RotationPass:
         return self.rewriter.graph
 
     def record_outcome(self, kind: str, stream: ResidualStream, done: Certificate | RefusedError) -> None:
-        """Each refusal once, however many norms come to it."""
+        """Record a success, or a refusal once, even if several norms lead to it."""
         names = tuple(one.out.name for one in (stream.writers | stream.readers).values())
         first = next(iter(stream.tensors.values())).name
         if isinstance(done, Certificate):
@@ -68,13 +71,13 @@ class _RotationPass:
 
 
 def rotate_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    """``proto`` with its residual streams and the values of its attentions rotated, where they are closed.
+    """Rotate the residual streams of a model and the values of its attentions, if they are closed.
 
     Args:
         proto: a float32 model with its weights, its norms single nodes; not changed.
 
     Returns:
-        The model, and an account of each stream: what was centered, moved and rotated, or why not.
+        the model, and a record of each stream: how it was centered, moved and rotated, or why not.
 
     Raises:
         GraphError: the model can't be read.
@@ -83,8 +86,11 @@ def rotate_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migra
 
 
 def center_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    """``proto`` with layer norms as RMS norms, the mean taken off by what writes the stream; else as
-    `rotate_streams`."""
+    """Turn layer norms into RMS norms by subtracting the mean in the writers of their streams.
+
+    Returns:
+        the model and a record of each stream, as for `rotate_streams`.
+    """
     return _transform_streams(proto, rotate=False)
 
 
@@ -112,7 +118,7 @@ def _raise_opset_if_unchanged(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
-    """Rotate the stream that ``norm`` reads."""
+    """Center the stream that ``norm`` reads if needed, move its gammas, and rotate it."""
     graph = work.graph
     seed = norm.inputs[0]
     stream = ResidualStream()
@@ -135,9 +141,10 @@ def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
 
 
 def _require_matrix(stream: ResidualStream) -> None:
-    """
+    """Check that a Hadamard matrix suits a closed stream, and that linear layers can rotate it back.
+
     Raises:
-        RefusedError: no matrix suits a stream that is closed.
+        RefusedError: no matrix suits, a layer both reads and writes the stream, or no layer reads it.
     """
     common = gcd(*stream.widths)
     if largest_order(common) == 1:
@@ -150,9 +157,10 @@ def _require_matrix(stream: ResidualStream) -> None:
 
 
 def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
-    """
+    """Check that only linear layers read a norm with a gamma or beta, because only they can absorb these.
+
     Raises:
-        RefusedError: not only linear layers, which could take them, read what a norm with a gamma or beta makes.
+        RefusedError: another node reads the norm.
     """
     for norm in stream.norms.values():
         known = [graph.known_value(t) for t in norm.inputs[1:3] if not t.is_empty()]
@@ -170,7 +178,11 @@ def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
 
 
 def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
-    """Take the mean off the stream that ``norm`` reads, and let all norms that read it be RMS norms."""
+    """Subtract the mean in the writers of the stream that ``norm`` reads, and turn its layer norms into RMS norms.
+
+    Returns:
+        False if the stream can't be centered; the refusal is recorded.
+    """
     stream = ResidualStream()
     try:
         trace_stream(work.layers, stream, norm.inputs[0], through=False)
@@ -191,7 +203,7 @@ def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
 
 
 def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal:
-    """A layer norm as an RMS norm of what has no mean, its gamma and beta as a Mul and an Add."""
+    """Rewrite a layer norm of a zero-mean input as an RMS norm, with its gamma and beta as a Mul and an Add."""
     graph = work.graph
     x = norm.inputs[0]
     y = norm.outputs[0]
@@ -220,7 +232,7 @@ def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedPropos
 
 
 def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
-    """The stream of ``seed``, its norms without gammas."""
+    """Rotate the stream of ``seed``, whose norms have no gammas."""
     if id(seed) in work.turned:
         return
     stream = ResidualStream()
@@ -240,9 +252,10 @@ def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
 
 
 def _require_no_gammas(graph: Graph, stream: ResidualStream) -> None:
-    """
+    """Check that all norms of a stream are RMS norms with gamma 1.
+
     Raises:
-        RefusedError: a norm has a gamma still.
+        RefusedError: a norm still has a gamma.
     """
     for norm in stream.norms.values():
         gamma = graph.known_value(norm.inputs[1])
@@ -251,7 +264,7 @@ def _require_no_gammas(graph: Graph, stream: ResidualStream) -> None:
 
 
 def _attention_values(graph: Graph) -> Iterator[gs.Tensor]:
-    """The values of the attentions."""
+    """Yield the values of the attentions: of Attention ops, and of MatMuls behind a Softmax."""
     for node in graph.nodes:
         if node.op == "Attention" and not node.domain:
             yield node.inputs[2]

@@ -1,1 +1,1 @@
-"""Files and folders: read without trust, written whole or not at all, and what a file says of its own making."""
+"""Files and folders, read as untrusted input and written atomically, and the record of a file's export."""

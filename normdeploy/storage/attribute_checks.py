@@ -1,4 +1,4 @@
-"""Refuses attributes that ONNX's checker accepts and that runtimes read as other numbers than the file states."""
+"""Refuse attributes that ONNX's checker accepts but that runtimes read as other numbers than the file states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import GraphError
 from .onnx_domains import is_standard
 
 _NARROW = np.iinfo(np.int32)
-# Numbers that may be of any size: values, the ends of ranges, and seeds.
+# Attributes that may have any size: values, ends of ranges, and seeds.
 _WIDE = frozenset(
     {
         "end",
@@ -31,7 +31,7 @@ _WIDE = frozenset(
 
 
 def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Require that axes, counts and switches fit into 32 bits, and that Cast makes a type.
+    """Check that axes, counts and switches fit into 32 bits, and that Cast has a valid target type.
 
     ONNX's shape inference and onnxruntime 1.31 read an axis of 2^63 - 1 as -1, and a keepdims of 2^32 as 0.
 
@@ -41,11 +41,11 @@ def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
         if not is_standard(node):
             continue
-        # ONNX's own shape inference takes it for an index, and ends the process.
+        # ONNX's own shape inference uses it as an index, and crashes the process.
         if node.op_type == "GatherND" and any(a.name == "batch_dims" and a.i < 0 for a in node.attribute):
             raise GraphError(f"GatherND {node.name!r} has batch_dims below 0; the first dims are counted from 0")
         for attribute in node.attribute:
-            # A function's attribute has the value that its caller gives.
+            # The caller of the function gives this attribute its value.
             if attribute.ref_attr_name:
                 continue
             if node.op_type == "Cast" and attribute.name == "to" and attribute.type == AttributeProto.INT:

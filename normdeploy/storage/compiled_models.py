@@ -1,7 +1,8 @@
-"""ONNX files that hold no model but what a library compiled of one: onnxruntime's EPContext nodes.
+"""Recognize ONNX files that hold an engine compiled from a model, not the model itself.
 
-Such a file is for one execution provider of onnxruntime, on one kind of GPU, by one version of a library (onnxruntime's
-"EP Context Cache Feature Design"). There is nothing in it to recognise, rewrite or compare; it is refused by name.
+These are onnxruntime's EPContext nodes. Such a file is for one execution provider of onnxruntime, one kind of GPU and
+one version of a library (onnxruntime's "EP Context Cache Feature Design"). It holds nothing to recognize, rewrite or
+compare, so it is refused with an error that names it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from ..errors import GraphError
 OP = "EPContext"
 DOMAIN = "com.microsoft"
 PROVIDER = "NvTensorRTRTXExecutionProvider"
-# its wheel; cu12 for CUDA 12
+# Wheel of that provider; for CUDA 12 it ends in cu12.
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
-# characters of what a file says of itself
+# Characters of a file's own text that a message quotes.
 _SHOWN = 80
 
 
 def require_model(proto: onnx.ModelProto, name: str) -> None:
-    """
+    """Refuse a file that holds a compiled model.
+
     Raises:
         GraphError: the file holds a compiled model.
     """
@@ -33,7 +35,11 @@ def require_model(proto: onnx.ModelProto, name: str) -> None:
 
 
 def describe_context_node(node: onnx.NodeProto) -> str:
-    """What an EPContext node says of itself."""
+    """Describe the engine of an EPContext node from its attributes.
+
+    Returns:
+        a predicate for messages, "holds, …", that names the provider, the GPU and the version if they are stated.
+    """
     provider = attribute_text(node, "source") or "an execution provider that it does not name"
     built = [
         f"for compute capability {architecture}"
@@ -53,7 +59,11 @@ def describe_context_node(node: onnx.NodeProto) -> str:
 
 
 def attribute_text(node: onnx.NodeProto, name: str) -> str:
-    """A text among the attributes, "" where it is not there; nothing in it is believed."""
+    """Read a string attribute of a node as untrusted input.
+
+    Returns:
+        at most 80 printable characters; "" if the attribute is missing.
+    """
     value = next((a.s for a in node.attribute if a.name == name), b"")
     text = value[: 4 * _SHOWN].decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)[:_SHOWN]

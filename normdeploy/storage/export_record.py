@@ -1,10 +1,9 @@
-"""What an exported file says about its own making: the model, its inputs and the flags, as one JSON value in the file's
-metadata.
+"""Record in an exported file how it was made: the model, its inputs and the flags, as JSON in the file's metadata.
 
-With it ``verify model.pt model.onnx`` needs no flag repeated. It is plain text that anybody can write, and the same for
-everybody who exports the same model: no key, no folder and no date is in it. So what runs no code is followed whoever
-wrote it (``DATA``), and what may run code (``CODE``) only where somebody who is trusted has signed the record
-(`normdeploy.storage.record_signing`), outside of the file.
+With it ``verify model.pt model.onnx`` needs no flag repeated. The record is plain text that anybody can write. It is
+the same for everybody who exports the same model, because it contains no key, no folder and no date. So flags that run
+no code (``DATA``) are followed no matter who wrote them. Flags that may run code (``CODE``) are followed only if
+somebody trusted has signed the record, outside of the file (`normdeploy.storage.record_signing`).
 """
 
 from __future__ import annotations
@@ -24,32 +23,33 @@ from ..model import Dim, InputSpec, ModelSignature
 from .proto_traversal import set_metadata
 
 SCHEMA = 2
-# {"record": ..., "hmac": ...}: the same content, signed in its own bytes with a user's key
+# The older schema was {"record": ..., "hmac": ...}: the same content, with a user's signature inside the file.
 _OLDER = 1
 _PROPERTY = "normdeploy"
 
-# flags of loading that run no code
+# Loading flags that run no code.
 DATA = ("key", "inputs", "dims", "eval", "task", "part")
-# what is imported, and what it is called with; ``trust`` stands with the export's flags
+# Loading flags that import code, with its arguments; ``trust`` is among the export's flags.
 CODE = (
     "model",
     "model_args",
     "imports",
 )
-# size of a dim in ONNX
+# Largest size of a dim in ONNX.
 _LARGEST = 2**63 - 1
-# of a limit; the difference of two is a float
+# Largest absolute limit of a range, so that the difference of two limits is still a float.
 _FARTHEST = 2.0**1022
-# characters of one text that is followed
+# Characters of one text flag.
 _LONGEST = 4096
 
 
 def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[str, Any]) -> None:
-    """Write into ``proto``'s metadata how it came about.
+    """Write the record of an export into ``proto``'s metadata.
 
     Args:
-        flags: the export's own flags, JSON values. Absolute paths, here and in ``model.recorded``, are cut to their
-        last part.
+        model: the model's hash, kind, inputs, outputs and loading flags.
+        flags: the export's own flags as JSON values. Absolute paths, here and in ``model.recorded``, are cut to their
+            last part.
     """
     content = {
         "schema": SCHEMA,
@@ -64,12 +64,13 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
 
 
 def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:
-    """Bring the record of a file up to what became of it; one without a record, of another tool, gets one that tells
-    its inputs alone.
+    """Update the record of a file after a change.
+
+    A file of another tool, without a record, gets one that states only its inputs; if these are unknown, it gets none.
 
     Args:
-        inputs: as the file takes them now.
-        flags: those of the export that changed.
+        inputs: the file's inputs as they are now.
+        flags: the export flags that changed.
     """
     content = raw_record(proto)
     if not content:
@@ -88,11 +89,13 @@ def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Ma
 
 
 def read_record(proto: onnx.ModelProto) -> dict[str, Any]:
-    """What ``write_record`` wrote, {} where nothing was.
+    """Read and check the record of ``write_record``.
 
-    ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here:
-    of ``load``, what ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone
-    (`normdeploy.verbs.arguments.model_source.recall_loading`).
+    The file's author may have written anything here. Follow the loading flags of ``CODE`` and the export flag ``trust``
+    only after further checks (`normdeploy.verbs.arguments.model_source.recall_loading`).
+
+    Returns:
+        the record, with ``inputs`` as InputSpecs and ``load`` and ``export`` as flags; {} if there is none.
 
     Raises:
         GraphError: the record is malformed, or of a schema that this version does not know.
@@ -110,7 +113,10 @@ def read_record(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
-    """The record as it stands in the file, not looked into; {} where there is none.
+    """Read the record of a file without checking its content.
+
+    Returns:
+        the JSON object; {} if there is none.
 
     Raises:
         GraphError: as ``read_record``.
@@ -124,7 +130,7 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
         schema = content["schema"]
         if schema == _OLDER and "eval_mode" in content["load"]:
             content["load"]["eval"] = content["load"].pop("eval_mode")
-        # texts that are no Unicode can be neither signed nor written again
+        # Text that is not valid Unicode can be neither signed nor written again.
         json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _make_record_error(error) from error
@@ -137,7 +143,14 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def runs_code(record_of_export: Mapping[str, Any]) -> bool:
-    """Whether loading the model as ``read_record`` says imports or runs what the flags name."""
+    """Return True if loading the model by this record would import or run code that the flags name.
+
+    Args:
+        record_of_export: a record from ``read_record``.
+
+    Returns:
+        False for an empty record.
+    """
     return bool(record_of_export) and (
         any(record_of_export["load"].get(name) for name in CODE) or bool(record_of_export["export"].get("trust"))
     )
@@ -151,8 +164,7 @@ def _make_record_error(error: Exception) -> GraphError:
 
 
 def _require_valid_flags(load: Mapping[str, Any]) -> None:
-    """The flags have the types that the loader takes, and are no texts without end: some are followed whoever wrote
-    them."""
+    """Check types and lengths of the loading flags, because some are followed no matter who wrote them."""
     for name in ("inputs", "dims", "imports"):
         texts = load.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
@@ -178,7 +190,7 @@ def _parse_input_spec(entry: Mapping[str, Any]) -> InputSpec:
     limits = entry["range"]
     if limits is not None:
         low, high = (float(limit) if not isinstance(limit, int) else limit for limit in limits)
-        # NaN is below nothing, and numpy draws from no range that is wider than a float.
+        # NaN fails every comparison, and numpy can't draw from a range wider than the largest float.
         if not (low <= high and max(abs(low), abs(high)) <= _FARTHEST):
             raise ValueError(f"the range {str(limits)[:80]} of input {str(entry['name'])[:80]!r} makes no sense")
         limits = (low, high)
@@ -193,7 +205,7 @@ def _parse_dim(entry: Mapping[str, Any]) -> Dim:
 
 
 def _to_portable_json(value: Any) -> Any:
-    """``value`` as JSON holds it, without a folder of this machine."""
+    """Convert ``value`` to JSON types, without folders of this machine."""
     if isinstance(value, Mapping):
         return {str(k): _to_portable_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Replacing files so that nothing half-written ever stands under its final name.
+"""Replace files so that nothing half-written ever appears under its final name.
 
 An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed
-to the disk and renamed. The temporary is locked while its writer lives, so that what a killed run left behind is told
-from what another process is writing now, and removed.
+to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, can be told
+apart from files that another process is writing, and are removed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ..types import PathLike
 if sys.platform != "win32":
     import fcntl
 
-# the temporaries of this process
+# Temporary files and folders of this process.
 _unfinished: set[Path] = set()
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
 def replace_atomically(path: PathLike) -> Iterator[Path]:
-    """A temporary path beside ``path``; what the block writes there replaces ``path`` if the block ends without an
-    exception.
+    """Yield a temporary path beside ``path`` that replaces ``path`` if the block ends without an exception.
 
-    On any exception, Ctrl-C and SIGTERM included, ``path`` is what it was before and the temporary is gone. A symbolic
-    link is followed, the permissions of a file that is replaced are kept.
+    After any exception, including Ctrl-C and SIGTERM, ``path`` is unchanged and the temporary is gone. Symbolic links
+    are followed. A replaced file's permissions are kept.
 
     Raises:
-        NormdeployError: the folder is missing or can't be written to, ``path`` is no regular file, or the disk is full.
+        NormdeployError: the folder is missing or can't be written to, ``path`` is not a regular file, or the disk is
+            full.
     """
     target = resolve_writable_path(path)
     with temporary_beside(target) as written:
@@ -50,13 +50,20 @@ def replace_atomically(path: PathLike) -> Iterator[Path]:
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
-    """``data`` under ``path``, whole or not at all (see ``replace_atomically``)."""
+    """Write ``data`` to ``path`` atomically (see ``replace_atomically``)."""
     with replace_atomically(path) as written:
         written.write_bytes(data)
 
 
 def resolve_writable_path(path: PathLike) -> Path:
-    """Where the output is to stand, links followed; refused where it can't be replaced by a rename."""
+    """Follow links in ``path`` and check that a rename can replace the target.
+
+    Returns:
+        the final path of the output.
+
+    Raises:
+        NormdeployError: the folder is missing, or ``path`` exists and is not a regular file.
+    """
     target = Path(os.path.realpath(path))
     try:
         if not target.parent.is_dir():
@@ -66,14 +73,18 @@ def resolve_writable_path(path: PathLike) -> Path:
         if target.exists() and not target.is_file():
             raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
     except OSError as error:
-        # the name is too long
+        # For example, the name is too long.
         raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; give another name") from error
     return target
 
 
 @contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """A locked temporary beside ``target``, gone after the block unless the block renamed it."""
+    """Yield a locked temporary file beside ``target``; after the block it is removed unless the block renamed it.
+
+    Raises:
+        NormdeployError: the folder can't be written to, or the disk is full.
+    """
     _remove_dead_temporaries(target)
     try:
         handle, path = _create_temporary(target)
@@ -113,19 +124,19 @@ def _create_temporary(target: Path) -> tuple[int, Path]:
         path = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_handle(handle)
-        # another process may have taken it for a left-over before it was locked
+        # Another process may have removed it as a leftover before it was locked.
         if path.exists():
             return handle, path
         os.close(handle)
 
 
 def _remove_dead_temporaries(target: Path) -> None:
-    """Remove the temporaries of runs that are dead: those whose lock nobody holds."""
+    """Remove temporaries of dead runs: those that nobody has locked."""
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDWR)
         except OSError:
-            # gone in the meantime, or another user's
+            # It is gone in the meantime, or belongs to another user.
             continue
         if lock_handle(handle, wait=False):
             path.unlink(missing_ok=True)
@@ -133,28 +144,39 @@ def _remove_dead_temporaries(target: Path) -> None:
 
 
 def matching_siblings(target: Path, pattern: str) -> Sequence[Path]:
-    """What stands in the target's folder under a name of this form."""
+    """List the entries of the target's folder whose whole name matches the regular expression ``pattern``.
+
+    Returns:
+        their paths, files and folders alike.
+    """
     return [entry for entry in target.parent.iterdir() if re.fullmatch(pattern, entry.name)]
 
 
 def lock_handle(handle: int, *, wait: bool = True) -> bool:
-    """Take the file's lock, which the kernel gives back when the process ends; False where that is not possible."""
-    # has no such lock: there left-overs are not removed
+    """Lock an open file exclusively; the kernel releases the lock when the process ends.
+
+    Args:
+        wait: wait until the lock is free, else fail at once.
+
+    Returns:
+        True if the lock was taken. On Windows nothing is locked, and ``wait`` is returned.
+    """
+    # Windows has no such lock, so leftovers are not removed there.
     if sys.platform == "win32":
         return wait
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
-        # held, or a file system without locks
+        # Another process holds the lock, or the file system has no locks.
         return False
     return True
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """One writer at a time in ``folder``, for the moment of the renames."""
+    """Allow one writer at a time in ``folder``, for the moment of the renames."""
     if sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished:
-        # a new folder of ours is locked as long as it is written
+        # This process keeps its new folder locked as long as it writes it.
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -166,7 +188,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def commit_temporary(temporary: Path, target: Path) -> None:
-    """Flush ``temporary`` to the disk and rename it; the rename itself is flushed with the folder."""
+    """Flush ``temporary`` to the disk, rename it to ``target``, and flush the folder, which holds the rename."""
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     if target.exists():
@@ -182,7 +204,7 @@ def commit_temporary(temporary: Path, target: Path) -> None:
 
 @contextmanager
 def _unwind_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM run the cleanup, as Ctrl-C does; a program's own handler is left alone."""
+    """Let SIGTERM run the cleanup as Ctrl-C does, unless the program has a handler of its own."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, _exit_on_signal)

@@ -1,4 +1,4 @@
-"""A folder that stands under its name whole or not at all (files: ``normdeploy.storage.file_replacement``)."""
+"""Replace a folder atomically (files: ``normdeploy.storage.file_replacement``)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..errors import NormdeployError
 from ..types import PathLike
 from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
 
-# renameat2's RENAME_EXCHANGE
+# renameat2's RENAME_EXCHANGE.
 _EXCHANGE = 2
-# AT_FDCWD
+# AT_FDCWD.
 _HERE = -100
 
 
 @contextmanager
 def replace_folder_atomically(target: Path) -> Iterator[Path]:
-    """A new folder beside ``target``, which takes its place if the block ends without an exception; else it is gone.
+    """Yield a new folder beside ``target`` that replaces it if the block ends without an exception, else is removed.
 
-    What stood there is removed once it is replaced. On Linux the two are exchanged in one step; elsewhere, or on a file
-    system that can't, the old one is renamed first, and back where the new one can't be. What killed runs left behind
-    is removed.
+    The old folder is removed after it is replaced. On Linux the two are exchanged in one step. Elsewhere, or on a file
+    system that can't exchange, the old folder is renamed first, and renamed back if the new one can't take its place.
+    Leftovers of killed runs are removed.
 
     Raises:
-        NormdeployError: the folder around it is missing or can't be written to, or the disk is full.
+        NormdeployError: the parent folder is missing or can't be written to, or the disk is full.
     """
     if not target.parent.is_dir():
         raise NormdeployError(f"can't write {str(target)!r}: there is no folder {target.parent.name!r}; make it first")
@@ -64,17 +64,20 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         raise
     finally:
         _unfinished.discard(fresh)
-        # after an exchange this is what stood there before
+        # After an exchange this is the old folder.
         shutil.rmtree(fresh, ignore_errors=True)
         if handle >= 0:
             os.close(handle)
 
 
 def require_empty_dir(folder: PathLike) -> Path:
-    """Where the folder is to stand.
+    """Check that a folder can be created at ``folder``.
+
+    Returns:
+        the path with links followed.
 
     Raises:
-        NormdeployError: something is there, or the folder that it is to stand in is not.
+        NormdeployError: a file or a folder with content exists there, or the parent folder does not exist.
     """
     target = Path(os.path.realpath(folder))
     if not target.parent.is_dir():
@@ -93,14 +96,14 @@ def _temporary_path(target: Path) -> Path:
 
 
 def _remove_dead_folders(target: Path) -> None:
-    """Remove the folders of runs that are dead: those whose lock nobody holds."""
+    """Remove folders of dead runs: those that nobody has locked."""
     if sys.platform == "win32":
         return
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            # gone in the meantime, another user's, or no folder
+            # It is gone in the meantime, belongs to another user, or is not a folder.
             continue
         if lock_handle(handle, wait=False):
             shutil.rmtree(path, ignore_errors=True)
@@ -108,7 +111,7 @@ def _remove_dead_folders(target: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Everything in it to the disk: after a loss of power the name must not stand for less."""
+    """Flush all content of a folder to the disk, so that it is complete after a loss of power."""
     if sys.platform == "win32":
         return
     for here, _, names in os.walk(folder):
@@ -137,7 +140,11 @@ def _replace_folder(fresh: Path, target: Path) -> None:
 
 
 def exchange_names(one: Path, other: Path) -> bool:
-    """Whether the two names could be exchanged in one step."""
+    """Exchange two names in one step, with Linux's renameat2.
+
+    Returns:
+        True if they were exchanged; False if the system can't.
+    """
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

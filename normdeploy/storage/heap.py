@@ -1,7 +1,7 @@
-"""The C library's heap, given back to the system.
+"""Return free memory of the C library's heap to the system.
 
-glibc keeps what is freed between blocks that are not, and takes new memory for arrays that do not fit into the gaps: of
-the float64 values that folding a network's weights makes, one weight at a time, half of the peak was such gaps.
+glibc keeps freed memory between blocks in use, and takes new memory for arrays that do not fit into the gaps. Folding a
+network's weights makes float64 values one weight at a time; half of the peak memory was such gaps.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from typing import Any
 
 
 def trim_heap() -> None:
-    """Give back what is free. Some milliseconds; nothing where the C library is another one."""
+    """Return free heap memory to the system; takes some milliseconds, and does nothing without glibc."""
     if (given_back := load_malloc_trim()) is not None:
         given_back(0)
 
 
 @cache
 def load_malloc_trim() -> Any:
+    """Load glibc's ``malloc_trim``.
+
+    Returns:
+        the function; None on other systems or with another C library.
+    """
     if not sys.platform.startswith("linux"):
         return None
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        # musl has none
+        # musl does not have it.
         return None

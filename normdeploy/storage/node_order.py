@@ -1,7 +1,7 @@
-"""Puts nodes into the topological order that ONNX demands; some tools write another.
+"""Sort nodes into the topological order that ONNX demands; some tools write another order.
 
-onnxruntime's float16 converter appends its Casts at the end of the list, for one, and onnxruntime itself runs such a
-file.
+For example, onnxruntime's float16 converter appends its Casts at the end of the list, and onnxruntime itself runs such
+a file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from .proto_traversal import attribute_graphs, copy_model, iter_bodies
 
 
 def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with the nodes of its graph, of the bodies and of the functions in order: itself where they are, else a
-    copy.
+    """Return a model whose nodes are in topological order, in its graph, bodies and functions.
+
+    Returns:
+        ``proto`` itself if the nodes are in order already, else a sorted copy.
 
     Raises:
-        GraphError: nodes form a circle.
+        GraphError: the nodes form a cycle.
     """
     if all(_find_node_order(holder) is None for holder in iter_bodies(proto)):
         return proto
@@ -29,14 +31,16 @@ def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def sort_nodes(proto: onnx.ModelProto) -> bool:
-    """Put the nodes of ``proto`` in order, in place: each before its readers, and otherwise as they stood. True where
-    one moved.
+    """Sort the nodes of ``proto`` in place, each before its readers; other nodes keep their order.
+
+    Returns:
+        True if a node moved.
 
     Raises:
-        GraphError: nodes form a circle.
+        GraphError: the nodes form a cycle.
     """
     moved = False
-    # bodies before the nodes that hold them, which moving copies
+    # Sort bodies before the nodes that hold them, because moving a node copies its bodies.
     for holder in [*iter_bodies(proto)][::-1]:
         order = _find_node_order(holder)
         if order is not None:
@@ -48,8 +52,7 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
 
 
 def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
-    """The places of the nodes in an order in which each stands behind those that it reads; None where they stand so
-    already."""
+    """Find an order of node indices in which each node follows the nodes it reads; None if it is the present order."""
     if isinstance(holder, onnx.FunctionProto):
         given = set(holder.input)
     else:
@@ -57,7 +60,7 @@ def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] 
     made: dict[str, int] = {}
     for i, node in enumerate(holder.node):
         for name in node.output:
-            # a name that is written twice is for `require_order` to refuse
+            # A later check refuses names that are written twice.
             if name and name not in given:
                 made.setdefault(name, i)
     if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in iter_read_names(node)):
@@ -67,8 +70,11 @@ def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] 
 
 
 def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those that its bodies take from outside among them: they may call their own as
-    others are called."""
+    """Yield the names that a node reads.
+
+    These include the names that its bodies take from outside. A body may reuse an outer name for its own tensor; such a
+    name is left out.
+    """
     yield from node.input
     for attribute in node.attribute:
         for body in attribute_graphs(attribute):
@@ -77,7 +83,7 @@ def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) -> list[int]:
-    """Each node with what it needs before it, depth first: linear, and what is in order stays as it stood."""
+    """Sort nodes depth first, each after its inputs; linear in time, and nodes already in order keep their places."""
     order: list[int] = []
     begun = [False] * len(nodes)
     done = [False] * len(nodes)

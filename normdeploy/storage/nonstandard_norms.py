@@ -1,9 +1,8 @@
-"""Norm nodes in ONNX's own domain that the standard does not define, or no longer defines. Other tools write them; they
-are read.
+"""Recognize norm nodes in ONNX's own domain that the standard does not define, or no longer defines.
 
-onnxruntime's optimizer leaves LayerNormalization below opset 17 and SimplifiedLayerNormalization, TensorRT's converters
-leave plugins, and opset 18 had a GroupNormalization that was deprecated at birth. What they mean,
-`normdeploy.contrib.contrib_ops` says.
+Other tools write such nodes, so they must be readable. onnxruntime's optimizer leaves LayerNormalization below opset 17
+and SimplifiedLayerNormalization. TensorRT's converters leave plugins. Opset 18 had a GroupNormalization that was
+deprecated at birth. `normdeploy.contrib.contrib_ops` defines their meaning.
 """
 
 from __future__ import annotations
@@ -12,16 +11,19 @@ from ..norms.norm_table import STANDARD, OpOwner, rows_of_owner
 
 _OLD = rows_of_owner(OpOwner.ONNX_18)
 _PLUGINS = rows_of_owner(OpOwner.TENSORRT)
-# by onnxruntime, where ONNX has none of that name
+# Ops that onnxruntime adds to ONNX's domain under names that ONNX itself does not use.
 _ADDED = {op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 
 def is_nonstandard_norm(op: str, opset: int) -> bool:
-    """Whether a node of ONNX's own domain is such a norm.
+    """Return True if ONNX's own domain does not define norm op ``op`` at ``opset``.
 
     Args:
-        op: its op type.
-        opset: of ONNX's domain, where the node stands.
+        op: op type of a node of ONNX's own domain.
+        opset: opset of ONNX's domain at that node.
+
+    Returns:
+        False for ops that are standard at ``opset`` and for ops that are not norms.
     """
     if op in STANDARD and opset >= STANDARD[op].since:
         return False

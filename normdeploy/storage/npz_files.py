@@ -1,4 +1,4 @@
-"""Arrays by name in .npz files, read without trust and written whole or not at all."""
+"""Read arrays by name from .npz files as untrusted input, and write them atomically."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from ..errors import InputError
 from ..types import Arrays, PathLike
 from .file_replacement import replace_atomically
 
-# What numpy, zipfile and Python's parser, which reads the headers of arrays, raise for bytes that are not theirs.
+# Errors that numpy, zipfile and Python's parser (which reads the headers of arrays) raise for foreign bytes.
 _DAMAGED = (
     *(OSError, ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, NotImplementedError),
     *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-# bytes of all arrays together; a zip of a few kilobytes can claim any number
+# Bytes of all arrays together; a zip of a few kilobytes can claim any number.
 LIMIT = 8 * 2**30
 
-# Names and letters that an error quotes.
+# Names and characters that an error quotes.
 _SHOWN = 4
 _LONGEST = 200
 
 
 def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before
-    any is read.
+    """Read the arrays of an .npz file.
 
-    bfloat16, which .npy files can't name, comes as numpy writes it: two-byte voids ("V2").
+    Nothing in the file is executed. The total size that its entries claim is checked against ``limit`` before any entry
+    is read. bfloat16, which .npy files can't name, is returned as numpy writes it: two-byte voids ("V2").
+
+    Args:
+        limit: largest total size of the arrays in bytes.
+
+    Returns:
+        name → array.
 
     Raises:
-        InputError: there is no such file, it is no .npz of plain arrays, or it is larger than ``limit`` bytes when
+        InputError: the file does not exist, is not an .npz of plain arrays, or is larger than ``limit`` bytes when
             unpacked.
     """
     label = repr(os.fspath(path))
@@ -78,7 +84,7 @@ def _abbreviate_names(names: list[str]) -> str:
 
 
 def _shorten_error(error: Exception) -> str:
-    """The first of what the library says, which may quote the whole header."""
+    """Return the start of a library's message, which may quote the whole header."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) <= _LONGEST:
         return text
@@ -86,7 +92,7 @@ def _shorten_error(error: Exception) -> str:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One array; memory is taken only after its header was compared with the size of its file."""
+    """Read one array; its header is checked against the size of its file before memory is allocated."""
     with archive.open(member) as file:
         major, _ = np.lib.format.read_magic(file)
         if major == 1:
@@ -103,7 +109,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarra
 
 
 def write_npz(path: PathLike, arrays: Arrays) -> None:
-    """``arrays`` as an uncompressed .npz; what stands at ``path`` is replaced only when the new file is whole.
+    """Write ``arrays`` as an uncompressed .npz; an existing file is replaced only when the new one is complete.
 
     Raises:
         NormdeployError: as ``normdeploy.storage.file_replacement.replace_atomically``.
@@ -117,8 +123,14 @@ def write_npz(path: PathLike, arrays: Arrays) -> None:
 def read_npy(path: PathLike, *, limit: int = LIMIT) -> np.ndarray:
     """Read the array of an .npy file. Nothing in it is executed.
 
+    Args:
+        limit: largest size of the file in bytes.
+
+    Returns:
+        the array.
+
     Raises:
-        InputError: there is no such file, it holds no plain array, or it is larger than ``limit`` bytes.
+        InputError: the file does not exist, holds no plain array, or is larger than ``limit`` bytes.
     """
     label = repr(os.fspath(path))
     if not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files; every output replaced whole or not at all (see ``replace_atomically``)."""
+"""Read and write ONNX files; every output is replaced atomically (see ``replace_atomically``)."""
 
 from __future__ import annotations
 
@@ -43,20 +43,24 @@ __all__ = [
     "write_bytes",
 ]
 
-# bytes; a message can't be longer
+# Largest size of a protobuf message in bytes.
 PROTOBUF_LIMIT = 2**31 - 1
-# characters of what onnx's checker says
+# Characters of the checker's message that an error quotes.
 _TOLD = 400
-# bytes of a weight outside the file that is always read: larger ones hold no sizes and no thresholds
+# Bytes of an external weight that is always read; larger ones hold no sizes and no thresholds.
 _SMALL = 2**12
-# Bytes that weights may share beyond the size of their files.
+# Bytes by which external weights may exceed the size of their files.
 _SHARED = 64 << 20
-# a domain that the checker knows nothing of
+# A domain unknown to the checker.
 _APART = "normdeploy.contrib"
 
 
 def hash_file(path: PathLike) -> str:
-    """The file's SHA-256 in hexadecimal."""
+    """Compute the SHA-256 of a file.
+
+    Returns:
+        the digest in hexadecimal.
+    """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -64,12 +68,12 @@ def hash_file(path: PathLike) -> str:
 def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False) -> None:
     """Write ``proto``, which is not changed, to ``path``.
 
-    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same
-    folder. The name comes from the content, so the old model and its old weights stay valid until the new model is
-    renamed into place, the last step but one; weights that no model refers to any more are removed then.
+    With ``external``, or if the model is too long for protobuf (2 GB), its weights go to ``<name>.<hash>.data`` in the
+    same folder. The hash is that of the content, so the old model and its old weights stay valid until the new model is
+    renamed into place. After that, weight files that the model no longer refers to are removed.
 
     Raises:
-        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not
+        GraphError: more than 2 GB would remain without the weights, or a weight is in an external file that was not
             loaded.
         NormdeployError: as ``replace_atomically``.
     """
@@ -88,7 +92,7 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
             " before saving it"
         )
     light, weights = detach_weights(proto)
-    # what lies in bodies is no initializer of the graph
+    # Shared weights in bodies are not initializers of the main graph, so they are embedded.
     fill_shared_weights(light)
     try:
         rest = light.ByteSize()
@@ -115,8 +119,9 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
 
 
 def require_terminating_file(path: PathLike) -> None:
-    """Refuse an ONNX file that keeps its runtime busy without end, or holds no model but a compiled one; what else is
-    wrong with it, the runtime itself says.
+    """Refuse an ONNX file that keeps its runtime busy without end, or that holds a compiled model.
+
+    Other faults of the file, unreadable files included, are left for the runtime to report.
 
     Raises:
         GraphError: as ``wellformedness.require_termination`` and ``compiled_models.require_model``.
@@ -131,7 +136,7 @@ def require_terminating_file(path: PathLike) -> None:
 
 
 def _flatten_checker_message(message: str) -> str:
-    """Return what onnx's checker says, in several lines, as one."""
+    """Join the lines of a message of onnx's checker, and shorten it."""
     text = " ".join(message.replace("==> Context: ", "").split())
     if len(text) <= _TOLD:
         return text
@@ -139,19 +144,31 @@ def _flatten_checker_message(message: str) -> str:
 
 
 def load_onnx(path: PathLike, external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
-    order are put into one, a size of -1 is an open one (`open_unknown_sizes`), and sparse tensors are written out.
+    """Read and check an ONNX file.
+
+    Nodes in no valid order are sorted, sizes of -1 become open sizes (`open_unknown_sizes`), and sparse tensors are
+    densified.
+
+    Args:
+        external_data: read the external weights too.
+
+    Returns:
+        the model.
 
     Raises:
-        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
-            model, or its external data is missing, too short or outside the model's folder.
+        GraphError: the file does not exist, is truncated or not ONNX, breaks the specification, or holds a compiled
+            model. Or its external data is missing, too short or outside the model's folder.
     """
     return _read_and_check(Path(path), largest=None if external_data else 0)
 
 
 def load_small_weights(path: PathLike) -> onnx.ModelProto:
-    """Read and check an ONNX file as `load_onnx` does, with the small ones alone of the weights outside it: among these
-    are the sizes, thresholds and scales of its nodes.
+    """Read and check an ONNX file as `load_onnx` does, but read only the small external weights.
+
+    These include the sizes, thresholds and scales of its nodes.
+
+    Returns:
+        the model; external weights of more than 4096 bytes stay references.
 
     Raises:
         GraphError: as for `load_onnx`.
@@ -160,7 +177,7 @@ def load_small_weights(path: PathLike) -> onnx.ModelProto:
 
 
 def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
-    """Read and check a file, with weights outside it of at most ``largest`` bytes, None for all."""
+    """Read and check a file, with its external weights of at most ``largest`` bytes each; None reads all."""
     if not source.is_file():
         raise GraphError(
             f"there is no file {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
@@ -193,13 +210,13 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
     try:
         places = [_locate_external_data(t, source.parent) for t in outside]
     except GraphError as error:
-        # of several files that are opened, the user learns which
+        # The name tells the user which of several opened files is wrong.
         raise GraphError(f"{source.name}: {error}") from error
     _require_backing_files(source.name, places)
     moved = sort_nodes(proto)
     readable = _copy_for_checker(proto, moved)
     try:
-        # by path: the only way above 2 GB
+        # Checking by path is the only way above 2 GB.
         onnx.checker.check_model(str(source) if readable is None else readable)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(
@@ -229,11 +246,12 @@ def _describe_read_error(error: Exception) -> str:
 
 
 def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
-    """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
+    """Copy a model into a form that the checker accepts; None if the checker can read the file itself.
 
-    Norms that other tools left in ONNX's own domain, which the checker refuses (`nonstandard_norms`), are in a domain
-    of their own here. The weights outside the file, whose places `_locate_external_data` has checked, are empty, for
-    the checker looks for them in the working directory.
+    The file itself will do if its nodes are in order and the checker knows them all. The checker refuses norms that
+    other tools left in ONNX's own domain (`nonstandard_norms`), so the copy moves them to a separate domain. It empties
+    external weights, because the checker would look for them in the working directory; `_locate_external_data` has
+    checked them already.
     """
 
     def find_nonstandard_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -255,7 +273,10 @@ def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | 
 
 
 def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model from memory as `load_onnx` returns a file: sizes as in `open_unknown_sizes`, and no sparse tensor.
+    """Normalize a model from memory as `load_onnx` normalizes a file.
+
+    Returns:
+        a model with open sizes as in `open_unknown_sizes` and without sparse tensors; ``proto`` itself if it is one.
 
     Raises:
         GraphError: a sparse tensor is broken or too large.
@@ -268,10 +289,13 @@ def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``proto``, or a copy without its negative sizes and the dim names that name nothing.
+    """Remove negative sizes and meaningless dim names, such as "?", from a model.
 
-    PaddlePaddle puts -1 or "?" for a dynamic size. onnxruntime and TensorRT read -1 so; ONNX itself has no size
-    below 0. Two dims called "?" need not be of one size.
+    PaddlePaddle writes -1 or "?" for a dynamic size. onnxruntime and TensorRT read -1 that way too; ONNX itself has no
+    size below 0. Two dims called "?" need not have the same size.
+
+    Returns:
+        ``proto`` itself if it has neither, else a changed copy.
     """
 
     def iter_unknown_dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
@@ -296,7 +320,7 @@ def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def iter_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that the model holds, as initializer or attribute."""
+    """Yield every tensor of a model, from initializers and attributes; a sparse tensor as its values and indices."""
     for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto):
             yield from body.initializer
@@ -312,20 +336,27 @@ def iter_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def fill_shared_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, changed in place, with the weights that it refers to (`normdeploy.storage.shared_weights`)."""
+    """Embed the shared weights of a model in place (`normdeploy.storage.shared_weights`).
+
+    Returns:
+        ``proto`` itself.
+    """
     for tensor in iter_tensors(proto):
         embed_shared_array(tensor)
     return proto
 
 
 def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) -> None:
-    """Require that the weights are no more bytes than their files, but for what a model may share: many that refer to
-    one short file would take any memory.
+    """Check that the external weights do not take much more memory than their files.
 
-    Twice the files is more than tied weights need, and small models may share as they like.
+    Many weights that refer to one short file could take any amount of memory. Up to twice the files' size is accepted,
+    more than tied weights need; small models may share as they like.
+
+    Args:
+        places: file, offset and length of each external weight.
 
     Raises:
-        GraphError: they are.
+        GraphError: the weights are too large for their files.
     """
     asked = sum(length for _, _, length in places)
     sizes = dict[tuple[int, int], int]()
@@ -341,7 +372,14 @@ def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) 
 
 
 def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """(file, offset, length) of an external tensor, proven to lie within the folder and the file."""
+    """Locate an external tensor and check that it is inside the folder and the file.
+
+    Returns:
+        file, offset and length in bytes.
+
+    Raises:
+        GraphError: the reference is broken, leaves the folder or exceeds the file.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     root = folder.resolve()
@@ -354,7 +392,7 @@ def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path,
         needed = tensor_nbytes(tensor)
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", needed))
-    # Links in a circle are a RuntimeError of pathlib before Python 3.13.
+    # pathlib raises RuntimeError for cyclic links before Python 3.13.
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
     if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):

@@ -1,4 +1,4 @@
-"""ONNX protobufs: what any reader or writer of them needs, the lowest of all that knows them."""
+"""Traverse, query and copy ONNX protobufs: the lowest layer that knows them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    """The graphs that an attribute holds, mostly none."""
+    """Return the graphs that an attribute holds.
+
+    Returns:
+        the graphs of a GRAPH or GRAPHS attribute; empty for most attributes.
+    """
     if attribute.type == onnx.AttributeProto.GRAPH:
         return [attribute.g]
     return list(attribute.graphs)
 
 
 def iter_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of an If, Loop or Scan, and those inside them."""
+    """Yield the bodies of an If, Loop or Scan, and the bodies inside them."""
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
             yield graph
@@ -30,7 +34,7 @@ def iter_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The main graph first, then the functions, each followed by the graphs in its nodes."""
+    """Yield the main graph, then the functions, each followed by the graphs in its nodes."""
     for outer in (proto.graph, *proto.functions):
         yield outer
         for node in outer.node:
@@ -38,7 +42,7 @@ def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.Funct
 
 
 def nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield each node, and those in its bodies."""
+    """Yield each node of ``nodes``, and the nodes in its bodies."""
     for node in nodes:
         yield node
         for graph in iter_subgraphs(node):
@@ -46,13 +50,20 @@ def nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProt
 
 
 def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return a node's attributes as plain values: numbers, bytes, lists, protobufs of tensors and graphs."""
+    """Return a node's attributes as plain values.
+
+    Returns:
+        name → number, bytes, list, or protobuf of a tensor or graph.
+    """
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def attribute_value(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """Return one attribute as `attribute_values` does; ``default`` where the node does not state it, or lets the caller
-    of its function state it."""
+    """Return one attribute as `attribute_values` does.
+
+    Returns:
+        the value; ``default`` if the node does not state it, or if it refers to an attribute of the calling function.
+    """
     for attribute in node.attribute:
         if attribute.name == name and not attribute.ref_attr_name:
             return onnx.helper.get_attribute_value(attribute)
@@ -60,7 +71,11 @@ def attribute_value(node: onnx.NodeProto, name: str, default: Any = None) -> Any
 
 
 def unique_name(name: str, taken: set[str]) -> str:
-    """Return ``name``, with underscores behind it as long as it is one of ``taken``; it is one from now on."""
+    """Append underscores to ``name`` until it is not in ``taken``, and add it to ``taken``.
+
+    Returns:
+        the new name.
+    """
     while name in taken:
         name += "_"
     taken.add(name)
@@ -68,13 +83,22 @@ def unique_name(name: str, taken: set[str]) -> str:
 
 
 def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdProto | None:
-    """The line that says in which opset ONNX's own ops are written; None where there is none."""
+    """Return the opset entry of ONNX's own domain.
+
+    Returns:
+        the entry itself, which can be changed; None if there is none.
+    """
     return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
 def nodes_with_opsets(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
-    """Every node of the graph, its bodies and the file's functions (this project's own are written anew for each
-    opset), and the opset that it is written in."""
+    """List every node of the graph, its bodies and the file's functions, with the opset that applies to it.
+
+    Functions of this project's own ops are left out: they are written anew for each opset.
+
+    Returns:
+        pairs (node, opset of ONNX's own domain).
+    """
     listed: list[tuple[onnx.NodeProto, int]] = []
     for holder, nodes in (
         (proto, proto.graph.node),
@@ -87,6 +111,7 @@ def nodes_with_opsets(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]
 
 
 def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
+    """Copy the value of one protobuf field into ``out``."""
     if isinstance(value, (str, bytes, int, float)):
         setattr(out, field.name, value)
     elif hasattr(value, "extend"):
@@ -96,7 +121,11 @@ def copy_field(out: onnx.ModelProto, field: Any, value: Any) -> None:
 
 
 def copy_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy, field by field: a message of more than 2 GB can't be copied as a whole."""
+    """Copy a model field by field, because a message of more than 2 GB can't be copied as a whole.
+
+    Returns:
+        a copy that shares nothing with ``proto``.
+    """
     copy = onnx.ModelProto()
     for field, value in proto.ListFields():
         if field.name != "graph":
@@ -107,37 +136,57 @@ def copy_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_meaningless_dim(dim_param: str) -> bool:
-    """Whether a dim's name holds no letter, such as "?", "-1" or "*", or is Python's None as text."""
+    """Return True for a dim's name without a letter, such as "?", "-1" or "*", and for Python's None as text.
+
+    Returns:
+        False for a name with a letter and for "", which means that the dim has no name.
+    """
     return bool(dim_param) and (dim_param == "None" or not any(c.isalpha() for c in dim_param))
 
 
 def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """The inputs without a default."""
+    """Return the graph inputs without a default value.
+
+    Returns:
+        the inputs without an initializer of the same name.
+    """
     initializers = {t.name for t in graph.initializer}
     return [v for v in graph.input if v.name not in initializers]
 
 
-# domain, name, overload
+# Domain, name, overload.
 FunctionKey = tuple[str, str, str]
 
 
 def function_key(item: onnx.NodeProto | onnx.FunctionProto) -> FunctionKey:
-    """Of a function, and of the one that a node calls, if it calls one."""
+    """Return the key of a function, or of the function that a node may call.
+
+    Returns:
+        (domain, name, overload).
+    """
     return item.domain, item.op_type if isinstance(item, onnx.NodeProto) else item.name, item.overload
 
 
 def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """The functions that a model defines."""
+    """Index the functions that a model defines.
+
+    Returns:
+        `function_key` → function.
+    """
     return {function_key(f): f for f in proto.functions}
 
 
 def metadata_text(proto: onnx.ModelProto, key: str) -> str:
-    """Return the metadata of a file under ``name``, "" if it has none."""
+    """Return the metadata value that a file stores under ``key``.
+
+    Returns:
+        the text; "" if there is none.
+    """
     return next((p.value for p in proto.metadata_props if p.key == key), "")
 
 
 def set_metadata(proto: onnx.ModelProto, key: str, value: object) -> None:
-    """Let a file say ``value`` of itself, as JSON, in the place of what it said under that name."""
+    """Store ``value`` as JSON in a file's metadata under ``key``, replacing any earlier value."""
     kept = [p for p in proto.metadata_props if p.key != key]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)

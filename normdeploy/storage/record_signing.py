@@ -1,17 +1,16 @@
-"""Who vouches for the record of a file, where following it would run code.
+"""Sign and verify the record of a file, because following a record may run code.
 
 A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that
-were imported for it. It is never in the file's own bytes, which are the same whoever exports them. There are two keys,
-and a place for each:
+were imported for it. It is never in the file's own bytes, which are the same for everyone who exports the model. There
+are two keys, each with its own place for signatures:
 
-- the user's own, made at the first need, never to leave the machine; its signatures lie in the user's state folder, by
+- the user's key, created when first needed, never leaves the machine; its signatures are in the user's state folder, by
   the record's hash;
-- a team's, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature lies beside the file, as
+- a team's key, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature is beside the file, as
   ``m.onnx.sig``.
 
-A signature says: with these flags, on the model file of this hash, these modules were run by somebody who holds the
-key. So a genuine signature that is put beside another record, another model file or a changed module vouches for
-nothing.
+A signature says that a holder of the key ran these modules with these flags on the model file of this hash. So a
+genuine signature beside another record, another model file or a changed module proves nothing.
 """
 
 from __future__ import annotations
@@ -33,24 +32,25 @@ from ..types import PathLike
 from .file_replacement import lock_folder, resolve_writable_path, write_bytes
 
 TEAM_KEY = "NORMDEPLOY_KEY"
-# of the user's key, and at least of a team's
+# Bytes of the user's key; a team's key has at least as many.
 _KEY_BYTES = 32
-# bytes of a signature or a team's key that are read
+# Largest size of a signature or a team's key, in bytes.
 _MOST = 1 << 20
-# the schema of the document
+# Schema number of the document.
 _SIGNATURE = 1
 
 
 def sign_record(
     content: Mapping[str, Any], path: PathLike | None = None, code: Mapping[str, str] | None = None
 ) -> None:
-    """Vouch for a record: in this user's store and, with a team's key, beside the file at ``path``.
+    """Sign a record: in this user's store and, with a team's key, beside the file at ``path``.
 
-    Where there is no place for the user's key or store nothing is kept there: flags have then to be given again.
+    If the user's key or store can't be written, nothing is stored there, and the flags must be given again later.
 
     Args:
-        code: the modules that it imports, as ``find_signed_modules`` gave them; None: those of the working directory
-        that this process has imported.
+        path: the exported file; None writes no signature of the team.
+        code: hashes of the modules that the record imports, from ``find_signed_modules``; None takes the modules of the
+            working directory that this process has imported.
 
     Raises:
         InputError: the team's key can't be used.
@@ -68,11 +68,14 @@ def sign_record(
 
 
 def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tuple[dict[str, str] | None, str]:
-    """The modules that the record's code consists of, path within the working directory -> SHA-256; or None, and why
-    nobody vouches for it.
+    """Find the modules that a valid signature of this record covers.
+
+    Returns:
+        (modules, ""), modules being path within the working directory → SHA-256; or (None, reason) without a valid
+        signature.
 
     Raises:
-        InputError: a team's signature is there, and the team's key can't be used.
+        InputError: there is a team's signature, but the team's key can't be used.
     """
     if path is None:
         signature = None
@@ -85,7 +88,7 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     own = user_key(create=False)
     both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
     valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]
-    # the user's own may be of modules that somebody has changed and signed again since
+    # The user's signature may cover an older state of modules that somebody has since changed and signed again.
     if valid:
         return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
     if signature is None or path is None:
@@ -104,7 +107,14 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
 
 
 def find_changed_module(code: Mapping[str, str]) -> str:
-    """The first of the modules that is not in the working directory as it was signed; "" where all are."""
+    """Find the first module in the working directory that differs from its signed state.
+
+    Args:
+        code: path within the working directory → SHA-256.
+
+    Returns:
+        the module's path, also if it can't be read; "" if all are unchanged.
+    """
     for name, digest in code.items():
         try:
             if hashlib.sha256(Path(name).read_bytes()).hexdigest() != digest:
@@ -115,12 +125,16 @@ def find_changed_module(code: Mapping[str, str]) -> str:
 
 
 def signature_path(path: PathLike) -> Path:
-    """Where a team's signature of the file at ``path`` lies."""
+    """Return the path of a team's signature for the file at ``path``.
+
+    Returns:
+        ``path`` with ".sig" appended.
+    """
     return Path(f"{os.fspath(path)}.sig")
 
 
 def require_usable_team_key(path: PathLike | None) -> None:
-    """Before any work: if there is a team's key, it can be used, and its signature can be written.
+    """Check before any work that a team's key, if there is one, can be used and its signature can be written.
 
     Raises:
         InputError, NormdeployError: as ``sign_record``.
@@ -130,8 +144,11 @@ def require_usable_team_key(path: PathLike | None) -> None:
 
 
 def imported_module_hashes(folder: Path) -> dict[str, str]:
-    """The modules of this process that were imported from ``folder`` itself: path within it -> SHA-256 of the
-    source."""
+    """Hash the modules of this process that were imported from ``folder`` itself.
+
+    Returns:
+        path within the folder → SHA-256 of the source, sorted by path.
+    """
     code: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -146,6 +163,11 @@ def imported_module_hashes(folder: Path) -> dict[str, str]:
 
 
 def signature_document(key: bytes, content: Mapping[str, Any], code: Mapping[str, str]) -> bytes:
+    """Build the signature of a record and its modules.
+
+    Returns:
+        the JSON document as bytes.
+    """
     return (
         json.dumps(
             {"normdeploy_signature": _SIGNATURE, "code": code, "hmac": _record_hmac(key, content, code)}, indent=1
@@ -165,7 +187,11 @@ def _canonical_json(value: Any) -> bytes:
 
 
 def _verify_document(key: bytes | None, content: Mapping[str, Any], document: bytes | None) -> dict[str, str] | None:
-    """The code that the document vouches for; None where it is none, or not made with this key for this record."""
+    """Verify a signature document.
+
+    Returns:
+        the module hashes that it covers; None if it is malformed or was not made with this key for this record.
+    """
     if key is None or document is None:
         return None
     try:
@@ -182,9 +208,9 @@ def _verify_document(key: bytes | None, content: Mapping[str, Any], document: by
 
 
 def _read_small_file(path: Path) -> bytes | None:
-    """A regular file of a reasonable size; None for anything else: whoever sent the file may have sent this."""
+    """Read a regular file of a reasonable size; return None for anything else, because it may come from an attacker."""
     try:
-        # a pipe would be waited for
+        # Without O_NONBLOCK, opening a pipe would block.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
@@ -199,10 +225,13 @@ def _read_small_file(path: Path) -> bytes | None:
 
 
 def read_team_key() -> bytes | None:
-    """The key in the file that ``NORMDEPLOY_KEY`` names, without blanks at its ends; None where it names none.
+    """Read the key from the file that ``NORMDEPLOY_KEY`` names.
+
+    Returns:
+        the key without blanks at its ends; None if the variable is not set.
 
     Raises:
-        InputError: the file can't be read, is too short, or open to others, who may then know it.
+        InputError: the file can't be read, is too short, or is open to others, who may then know the key.
     """
     name = os.environ.get(TEAM_KEY, "")
     if not name:
@@ -233,13 +262,17 @@ def read_team_key() -> bytes | None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether nobody but this user can read or change a file."""
+    """Return True if only this user can read or change a file.
+
+    Returns:
+        True on systems without POSIX permissions.
+    """
     return os.name != "posix" or (not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and status.st_uid == os.getuid())
 
 
 def _state_folder() -> Path:
     base = os.environ.get("XDG_STATE_HOME", "")
-    # a relative one is to be ignored
+    # The XDG specification says to ignore a relative path.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "normdeploy"
 
 
@@ -248,16 +281,23 @@ def _stored_signature_path(content: Mapping[str, Any]) -> Path:
 
 
 def user_key(*, create: bool) -> bytes | None:
-    """This user's key; None where there is none (and none could be made): a record is then not signed, or not known to
-    be."""
-    # RuntimeError: there is no home
+    """Read or create this user's key.
+
+    Args:
+        create: create the key if it is missing or unusable.
+
+    Returns:
+        the key; None if there is none and none could be created. A record is then not signed, and no signature of the
+        user is found.
+    """
+    # RuntimeError means that there is no home folder.
     with suppress(OSError, RuntimeError):
         folder = _state_folder()
         path = folder / "key"
         if (key := _read_usable_key(path)) is not None or not create:
             return key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # of several processes that find no key, one makes it
+        # If several processes find no key, only one creates it.
         with lock_folder(folder):
             if (key := _read_usable_key(path)) is None:
                 fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
@@ -269,7 +309,7 @@ def user_key(*, create: bool) -> bytes | None:
 
 
 def _read_usable_key(path: Path) -> bytes | None:
-    """The key, unless it is missing, cut short, or was open to others, who may know it."""
+    """Read a key; return None if it is missing, truncated, or was open to others, who may know it."""
     try:
         status = path.stat()
         key = path.read_bytes()

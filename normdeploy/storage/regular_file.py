@@ -1,4 +1,4 @@
-"""Reads a small file that somebody wrote by hand, and nothing else that may stand under its name."""
+"""Read a small handwritten file, and refuse devices, endless pipes and large files under its name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ import time
 from ..errors import InputError
 from ..types import PathLike
 
-# seconds for which a pipe may say nothing and yet be read
+# Seconds until a pipe must have ended.
 PATIENCE = 10.0
 
 
 def read_regular(path: PathLike, *, most: int) -> bytes:
-    """Read a whole file, or a pipe that a shell made (``<(...)``). A device without end is refused before a byte is
-    read.
+    """Read a whole file, or a pipe that a shell made (``<(...)``).
+
+    An endless device is refused before a byte is read.
+
+    Args:
+        most: largest number of bytes that is accepted.
+
+    Returns:
+        the content.
 
     Raises:
-        InputError: it is neither, or has more than ``most`` bytes; or nobody writes into the pipe.
+        InputError: it is neither a file nor a pipe, has more than ``most`` bytes, or is a pipe that stays empty or does
+            not end within `PATIENCE` seconds.
         OSError: it can't be read.
     """
-    # Without O_NONBLOCK the opening of a pipe itself waits.
+    # Without O_NONBLOCK, opening a pipe would block.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb", buffering=0) as file:
         status = os.fstat(handle)
@@ -36,7 +44,7 @@ def read_regular(path: PathLike, *, most: int) -> bytes:
 
 
 def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
-    """Read until all who write into a pipe have closed it."""
+    """Read until every writer of a pipe has closed it."""
     parts = list[bytes]()
     size = 0
     deadline = time.monotonic() + PATIENCE
@@ -47,7 +55,7 @@ def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
             select.select([handle], [], [], left)
             continue
         if not part:
-            # Without a writer a pipe looks as if it had ended.
+            # A pipe without a writer looks as if it had ended.
             if parts:
                 return b"".join(parts)
             raise InputError(f"{os.fspath(path)!r} is a pipe into which nothing was written; give a file")

@@ -1,11 +1,11 @@
-"""Large weights that a model refers to and does not hold: arrays of this process, which all of its copies share.
+"""Share large weights between the copies of a model, as arrays of this process.
 
-A protobuf copies a weight each time that it is read, and each time that a message is put together from others. So while
-a model is rewritten, its large floating weights are arrays, of which the initializers name the key. Whoever makes a
-model so keeps its `Weights`: with them the arrays are gone. A key is random, so that no file can name one.
+A protobuf copies a weight each time it is read, and each time a message is assembled from others. So while a model is
+rewritten, its large floating-point weights are arrays, and its initializers hold only their keys. The owner of such a
+model must keep its `Weights`; the arrays live as long as they do. The location is random, so that no file can name one.
 
-The weight of a linear layer is torch's own memory, read by columns: a copy by rows would take as much again, for all
-layers at once. It is made of one layer at a time, where the weight is written.
+The weight of a linear layer is torch's own memory, read in column-major order. A row-major copy would take as much
+memory again, for all layers at once. Instead it is copied one layer at a time, when the weight is written.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import onnx
 
 from ..errors import GraphError
 
-# bytes of a weight that is worth it
+# Smallest weight, in bytes, that is worth sharing.
 SMALLEST = 2**14
-# numpy's own, which raw_data holds as they lie
+# numpy's own types, which raw_data stores in the same layout.
 _TYPES = frozenset({"float16", "float32", "float64"})
 _LOCATION = f"held by the process {secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
@@ -32,13 +32,15 @@ Weights = dict[str, np.ndarray]
 
 
 def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None:
-    """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may
-    write to any more."""
+    """Make ``tensor``, whose name, type and dims are set, refer to ``array``.
+
+    The array is added to ``weights`` and must not be written to afterwards.
+    """
     if is_column_major(array):
         laid = array
     else:
         laid = np.ascontiguousarray(array)
-    # a view of our own, so that the flag is its own, too
+    # A view has its own writeable flag, so the caller's array keeps its flag.
     kept = laid.reshape(tuple(tensor.dims)).view()
     kept.flags.writeable = False
     key = str(next(_numbers))
@@ -51,20 +53,31 @@ def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -
 
 
 def is_column_major(array: np.ndarray) -> bool:
-    """Whether it is a matrix that lies in memory by columns: the transpose of one that lies there as usual."""
+    """Return True for a matrix that is stored by columns: the transpose of a row-major one.
+
+    Returns:
+        False for contiguous row-major arrays, and for arrays that are not matrices.
+    """
     return array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def is_shareable_weight(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether a weight is to be held so: large, and of a type that numpy has."""
+    """Return True for a weight that should be shared.
+
+    Returns:
+        True if it has at least `SMALLEST` bytes and is float16, float32 or float64.
+    """
     return dtype.name in _TYPES and math.prod(shape) * dtype.itemsize >= SMALLEST
 
 
 def shared_array(tensor: onnx.TensorProto) -> np.ndarray | None:
-    """The array that ``tensor`` refers to; None where it refers to none.
+    """Return the shared array that ``tensor`` refers to.
+
+    Returns:
+        the read-only array; None if the tensor refers to none.
 
     Raises:
-        GraphError: the model was kept, and its `Weights` were not.
+        GraphError: the model was kept, but its `Weights` were not.
     """
     if tensor.data_location != onnx.TensorProto.EXTERNAL or len(tensor.external_data) != 2:
         return None
@@ -80,7 +93,11 @@ def shared_array(tensor: onnx.TensorProto) -> np.ndarray | None:
 
 
 def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
-    """The elements, wherever they are; those of a held weight can't be written to."""
+    """Return the elements of a tensor, inline or shared.
+
+    Returns:
+        an array in the tensor's shape; that of a shared weight is read-only.
+    """
     own = shared_array(tensor)
     if own is None:
         return onnx.numpy_helper.to_array(tensor)
@@ -88,7 +105,7 @@ def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
 
 
 def embed_shared_array(tensor: onnx.TensorProto) -> None:
-    """Let ``tensor`` hold the elements that it refers to, where it refers to any."""
+    """Store the elements of a shared weight in ``tensor`` itself; other tensors stay unchanged."""
     if (own := shared_array(tensor)) is not None:
         tensor.raw_data = own.tobytes()
         tensor.ClearField("data_location")

@@ -1,11 +1,11 @@
-"""Writes sparse tensors out as dense ones when a model is opened.
+"""Convert sparse tensors to dense ones when a model is opened.
 
 ONNX stores a sparse tensor as its nonzero values and their indices, in ``GraphProto.sparse_initializer`` and in the
-attribute ``sparse_value`` of Constant. Readers of ONNX differ in what they make of it: graphsurgeon reads typed fields
-alone and takes values in ``raw_data`` for zeros. After this module no other one meets a sparse tensor.
+attribute ``sparse_value`` of Constant. Readers of ONNX disagree about them: graphsurgeon reads only typed fields and
+takes values in ``raw_data`` for zeros. After this step no other module sees a sparse tensor.
 
-Source of the forms: ``SparseTensorProto`` in onnx.proto. Indices are int64, of shape [NNZ] (positions in the flattened
-tensor) or [NNZ, rank] (coordinates), in ascending order and each once.
+Source of the formats: ``SparseTensorProto`` in onnx.proto. Indices are int64, of shape [NNZ] (positions in the
+flattened tensor) or [NNZ, rank] (coordinates), in ascending order and each once.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ import onnx
 from ..errors import GraphError
 from .proto_traversal import iter_bodies
 
-# Of one dense tensor: a few bytes can state any shape.
+# Elements of one dense tensor: a few bytes can state any shape.
 MOST_ELEMENTS = 2**28
-# Of all of them, for each value that is stored: pruned weights keep more than a hundredth of their numbers.
+# Dense elements of all tensors for each stored value: pruned weights keep more than one in a hundred of their elements.
 _MOST_PER_VALUE = 128
 
 
 def has_sparse(proto: onnx.ModelProto) -> bool:
-    """Return whether a graph, a body or a function of ``proto`` holds a sparse tensor."""
+    """Return True if a graph, body or function of ``proto`` holds a sparse tensor.
+
+    Returns:
+        False if there is nothing to densify.
+    """
     return next(_iter_sparse_tensors(proto), None) is not None
 
 
 def densify_model(proto: onnx.ModelProto) -> None:
-    """Replace every sparse tensor of ``proto`` by a dense one of the same name, shape and type.
+    """Replace every sparse tensor of ``proto``, in place, by a dense one of the same name, shape and type.
 
-    Tensors whose values or indices lie in a file that was not read stay sparse.
+    Tensors whose values or indices are in a file that was not read stay sparse.
 
     Raises:
         GraphError: a sparse tensor is too large, or its indices do not fit its shape.
@@ -52,11 +56,11 @@ def densify_model(proto: onnx.ModelProto) -> None:
 
 
 def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
-    """Refuse sparse tensors that are too large to be written out.
+    """Refuse sparse tensors that are too large to be densified.
 
     Raises:
-        GraphError: one has a negative size, or more than `MOST_ELEMENTS` elements; or all together have more, and hold
-            next to no values.
+        GraphError: a tensor has a negative size or more than `MOST_ELEMENTS` elements, or all together have more and
+            store hardly any values.
     """
     elements = 0
     stored = 0
@@ -99,7 +103,7 @@ def _densify_initializers(graph: onnx.GraphProto) -> None:
 
 
 def _densify_constant(attribute: onnx.AttributeProto, title: str) -> None:
-    """Turn the attribute ``sparse_value`` of Constant into ``value``; no other op of the standard takes one."""
+    """Replace the attribute ``sparse_value`` of Constant by ``value``; no other standard op takes a sparse tensor."""
     dense = densify_tensor(attribute.sparse_tensor, title)
     attribute.ClearField("sparse_tensor")
     attribute.name = "value"
@@ -113,14 +117,14 @@ def _is_loaded(sparse: onnx.SparseTensorProto) -> bool:
 
 
 def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
-    """Write one sparse tensor out.
+    """Convert one sparse tensor to a dense one.
 
     Args:
         sparse: values of shape [NNZ], indices of shape [NNZ] or [NNZ, rank], ``dims`` the shape of the dense tensor.
-        name: of the result, and in messages.
+        name: name of the result, also used in messages.
 
     Returns:
-        A tensor of the shape ``dims`` and of the type of the values, zero where no value is stored.
+        a tensor of shape ``dims`` and of the values' type, zero wherever no value is stored.
 
     Raises:
         GraphError: the tensor is too large, or the indices do not fit its shape.
@@ -137,7 +141,7 @@ def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProt
     dense = np.zeros(math.prod(shape), values.dtype)
     dense[positions] = values
     tensor = onnx.numpy_helper.from_array(dense.reshape(shape), name)
-    # numpy has one type for several of ONNX, so the stored one is written.
+    # numpy has one type for several ONNX types, so the stored type is written back.
     tensor.data_type = sparse.values.data_type
     return tensor
 

@@ -1,4 +1,4 @@
-"""Reads TOML that somebody else may have written, in a time that is linear in its size."""
+"""Parse TOML of unknown origin, in time linear in its size."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import tomllib
 from typing import Any
 
 _MOST_PARTS = 100
-# A key or a name of a table with one part more. A part does not start within a word, or every letter would be a start.
+# A key or table name with more than `_MOST_PARTS` parts. A part can't start inside a word, or every letter would be a
+# start.
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w.-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
-# TOML's integers have 64 bits; tomllib takes more.
+# TOML's integers have 64 bits; tomllib accepts larger ones.
 _LEAST = -(2**63)
 _MOST = 2**63 - 1
 _LONG_INTEGER = re.compile(r"(?<![\w.])[+-]?\d[\d_]{18,}+(?![\w.])")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a text as TOML.
+    """Parse a TOML text.
 
-    tomllib takes a time and a memory that are the square of a dotted key's parts: 50,000 of them take 4 GB.
+    tomllib takes time and memory quadratic in the number of a dotted key's parts: 50,000 of them take 4 GB.
+
+    Returns:
+        the top-level table.
 
     Raises:
-        ValueError: it is none, one of its keys has too many parts, or an integer has more than 64 bits.
-        RecursionError: it is nested too deeply.
+        ValueError: the text is not TOML, a key has too many parts, or an integer has more than 64 bits.
+        RecursionError: the text is nested too deeply.
     """
     if (found := _LONG_KEY.search(text)) is not None:
         line = text.count("\n", 0, found.start()) + 1
@@ -33,7 +37,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError as error:
-        # Python reads no integer of thousands of digits.
+        # Python refuses to read an integer of thousands of digits.
         raise ValueError(_describe_large_integer(text)) from error
     if _has_large_integer(content):
         raise ValueError(_describe_large_integer(text))

@@ -1,4 +1,4 @@
-"""A model's weights apart from the rest of it: held once in memory, and written one after the other."""
+"""Separate a model's weights from the rest: keep one copy in memory, and write them one after the other."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ import onnx
 from ..errors import GraphError
 from . import shared_weights
 
-# bytes; lets a runtime map each weight straight from the file
+# Bytes. A runtime can then map each weight straight from the file.
 _ALIGNMENT = 4096
-# types of 4 and 8 bits that numpy has not, of which onnxruntime makes no value
+# 2-, 4- and 8-bit types that numpy lacks; onnxruntime makes no value of them, so a session can't be fed with them.
 _UNFED = frozenset(
     number
     for name, number in onnx.TensorProto.DataType.items()
     if name.startswith(("INT4", "UINT4", "INT2", "UINT2", "FLOAT4", "FLOAT8"))
 )
-# bytes that are turned at once: they stay in the processor's cache
+# Bytes that are transposed at once, so that they stay in the processor's cache.
 _PIECE = 2**18
 
 
 def detach_weights(
     proto: onnx.ModelProto, smallest: int = 1024, fed: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy whose initializers of at least ``smallest`` bytes are references without a location, and those
-    initializers.
+    """Copy a model with references in place of its large initializers.
 
-    ``fed``: those alone that a session can be given, which are those of numpy's types and bfloat16.
+    The copy costs no more memory than the nodes do. The references have no location yet (`set_weight_locations`).
 
-    The copy costs no more than the nodes do; the initializers are the ones of ``proto``, by name, not copies.
+    Args:
+        smallest: detach initializers of at least this many bytes; shared arrays are always detached.
+        fed: detach only initializers that can be passed to a session: those of numpy's types and bfloat16.
+
+    Returns:
+        the copy, and the detached initializers by name. These are the initializers of ``proto`` itself, not copies.
     """
     initializers = proto.graph.initializer
     large = {
@@ -58,9 +62,13 @@ def detach_weights(
 
 
 def share_large_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, shared_weights.Weights]:
-    """A copy that refers to the large weights of the main graph, and these (`normdeploy.storage.shared_weights`).
-    What ``proto``
-    takes is given back with it: a protobuf keeps the memory of what is cleared."""
+    """Copy a model with its large weights held as shared arrays (`normdeploy.storage.shared_weights`).
+
+    Release ``proto`` afterwards to free its memory: a protobuf keeps the memory of cleared fields.
+
+    Returns:
+        the copy, whose main graph refers to its large weights, and these weights.
+    """
     light, large = detach_weights(proto, shared_weights.SMALLEST)
     weights: shared_weights.Weights = {}
     for tensor in light.graph.initializer:
@@ -77,7 +85,11 @@ def share_large_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, shared
 
 
 def set_weight_locations(light: onnx.ModelProto, places: Mapping[str, tuple[str, int, int]]) -> None:
-    """Give each detached initializer its (location, offset, length)."""
+    """Write the external location of each detached initializer.
+
+    Args:
+        places: initializer name → (location, offset, length), offset and length in bytes.
+    """
     for tensor in light.graph.initializer:
         if tensor.name in places:
             for key, value in zip(("location", "offset", "length"), places[tensor.name], strict=True):
@@ -89,16 +101,22 @@ def _fields_except(message: onnx.ModelProto | onnx.GraphProto, without: str) -> 
 
 
 def tensor_nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of the tensor's data, from its shape (reading ``raw_data`` would copy it)."""
+    """Return the bytes of a tensor's data, computed from its shape, because reading ``raw_data`` would copy it.
+
+    Returns:
+        the size rounded up to whole bytes.
+    """
     return math.ceil(math.prod(tensor.dims) * element_bits(tensor.data_type) / 8)
 
 
 @cache
 def element_bits(data_type: int) -> int:
-    """Bits of one element as ``raw_data`` holds it, below 8 where several share a byte; 8 of a string, which
-    ``raw_data`` never holds.
+    """Return the bits of one element in ``raw_data``.
 
-    onnx_ir tells them too, and imports sympy: 0.4 s before a file is opened.
+    onnx_ir knows them too, but imports sympy, which takes 0.4 s before a file is opened.
+
+    Returns:
+        a number below 8 if several elements share a byte; 8 for strings, which ``raw_data`` never holds.
     """
     if data_type == onnx.TensorProto.STRING:
         return 8
@@ -109,7 +127,13 @@ def element_bits(data_type: int) -> int:
 
 
 def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]:
-    """The bytes of a weight; those of a held one where they lie, or copied by some rows where it lies by columns."""
+    """Yield the bytes of a weight without copying it as a whole.
+
+    A shared array is read in place; a column-major one is copied a few rows at a time.
+
+    Raises:
+        GraphError: the weight does not have as many bytes as its shape needs.
+    """
     array = shared_weights.shared_array(tensor)
     if array is not None:
         if shared_weights.is_column_major(array):
@@ -129,10 +153,14 @@ def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]
 
 
 def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], temporary: Path) -> None:
-    """Write what ``SerializeToString`` of the whole would give, but for the order of fields, without ever holding the
-    whole.
+    """Write a model with its weights inside, without ever holding the whole in memory.
 
-    The wire format is protobuf's: each embedded message stands behind its field's tag and its length.
+    The file equals ``SerializeToString`` of the whole model except for the order of fields. It follows protobuf's wire
+    format: the field's tag and the length come before each embedded message.
+
+    Args:
+        light: the model with detached weights; it is emptied.
+        weights: the detached weights by name.
     """
     pieces: list[tuple[bytes, onnx.TensorProto | None]] = []
     for tensor in light.graph.initializer:
@@ -159,7 +187,7 @@ def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 def _encode_field(
     message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0
 ) -> bytes:
-    """``content`` as the beginning of a length-delimited field, of which ``follows`` bytes come later."""
+    """Encode the start of a length-delimited field: tag, length and ``content``; ``follows`` more bytes come later."""
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return bytes([tag]) + _encode_varint(len(content) + follows) + content
 
@@ -173,7 +201,11 @@ def _encode_varint(number: int) -> bytes:
 
 
 def write_weights(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto], temporary: Path, name: str) -> str:
-    """Write ``tensors``, make ``light`` refer to them and return the name that the file has to get."""
+    """Write ``tensors`` to ``temporary`` and make ``light`` refer to them.
+
+    Returns:
+        the name that the file must get: ``name``, 16 digits of the content's SHA-256 and ".data".
+    """
     digest = hashlib.sha256()
     places = {}
     with open(temporary, "wb") as file:

@@ -1,5 +1,7 @@
-"""Refuses, by name, files that ONNX's checker accepts and that nothing after it could read. Runs when a file is
-opened."""
+"""Refuse files that ONNX's checker accepts but no later step can read; each error names the culprit.
+
+These checks run when a file is opened.
+"""
 
 from __future__ import annotations
 
@@ -18,42 +20,47 @@ from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-# two numbers in the field for each element
+# Types that store two numbers for each element.
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
-# numpy's
+# numpy's limit.
 _MOST_RANK = 64
-# numpy multiplies the sizes and the bytes of an element, 16 at most, as int64, though one of the sizes is 0.
+# numpy multiplies the sizes and the bytes of an element (at most 16) as int64, even if one of the sizes is 0.
 _MOST_PLACES = 2**59
-# Characters of a name. Every table, error and key repeats it, and onnx compares names in squares of it.
+# Characters of a name. Every table, error and key repeats it, and onnx compares names in time quadratic in their
+# length.
 _LONGEST_NAME = 2**16
-# fields of text that are no names; a record is a value
+# Text fields that are not names; a metadata record is stored in ``value``.
 _UNNAMED = frozenset({"doc_string", "value"})
-# of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+# Nodes after all function calls are inlined. 40 functions that each call the previous one twice make 2**40.
 _MOST_NODES = 2**18
-# what exporters write for a Loop that its condition alone ends
+# Exporters write this count for a Loop that only its condition ends.
 _ENDLESS = 2**63 - 1
-# of a Loop that nothing ends earlier: an hour, at a microsecond for each
+# Rounds of a Loop that nothing ends earlier: an hour at a microsecond each.
 _MOST_ROUNDS = 2**32
-# as far as nodes are counted: the sum may be as long as the file
+# Nodes are counted up to this number; the exact sum may have as many digits as the file has bytes.
 _COUNTED = 2**62
 
 
 def require_wellformed(
     proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]
 ) -> None:
-    """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply
-    without end.
+    """Check texts, types, tensors, opsets, attributes, functions and loops of a model.
 
-    ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
+    Texts must be UTF-8, types must exist, and tensors must hold as much data as their shape says. Functions must
+    neither call themselves nor multiply without end. The data of external tensors is not checked.
+
+    Args:
+        bodies: all graphs and functions of the model.
+        tensors: all tensors of the model.
 
     Raises:
-        GraphError: one is not so.
+        GraphError: a check fails.
     """
     _require_valid_texts(proto)
     for tensor in tensors:
         _require_complete_tensor(tensor)
     for holder in (proto, *proto.functions):
-        # onnx.compose says the same twice
+        # onnx.compose writes the same entry twice.
         stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}
         domains = [domain for domain, _ in stated]
         if (
@@ -70,8 +77,10 @@ def require_wellformed(
 
 
 def require_termination(proto: onnx.ModelProto) -> None:
-    """What would keep a runtime busy for hours before its first result is said by the file itself: how often functions
-    are called, and how many rounds Loops make. What depends on data is not seen.
+    """Check that a runtime would reach its first result in reasonable time.
+
+    The file itself states how often functions are called and how many rounds Loops make. Counts that depend on data are
+    not checked.
 
     Raises:
         GraphError: a function calls itself, the calls are too many, or a Loop has no end.
@@ -82,16 +91,16 @@ def require_termination(proto: onnx.ModelProto) -> None:
 
 
 def _require_valid_texts(proto: onnx.ModelProto) -> None:
-    """Protobuf gives what is no UTF-8 as bytes.
+    """Check that texts are UTF-8 and names short. Protobuf returns invalid UTF-8 as bytes.
 
     Raises:
-        GraphError: a text is no UTF-8, or a name is longer than `_LONGEST_NAME`.
+        GraphError: a text is not UTF-8, or a name is longer than `_LONGEST_NAME`.
     """
     stack: list[Any] = [proto]
     while stack:
         message = stack.pop()
         texts: list[str | bytes] = []
-        # its data would be copied
+        # ListFields would copy the tensor's data.
         if isinstance(message, onnx.TensorProto):
             texts = [message.name, message.doc_string]
             _require_short_names([message.name])
@@ -235,8 +244,11 @@ def _iter_function_calls(
 
 
 def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
-    """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a
-    caller may replace."""
+    """Collect single INT64 and BOOL constants of a graph or function and its bodies.
+
+    Returns:
+        name → value, without constants that a caller may replace and without external ones.
+    """
     bodies = [holder, *(body for node in holder.node for body in iter_subgraphs(node))]
     scalars = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
     scalars |= {
@@ -259,7 +271,12 @@ def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str,
 
 
 def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str, int], around: int) -> None:
-    """``around``: how often the body itself runs at least; 0 where that depends on data."""
+    """Check the rounds of each Loop in ``body``, nested Loops multiplied.
+
+    Args:
+        known: constant scalars by name.
+        around: minimum number of times that ``body`` itself runs; 0 if that depends on data.
+    """
     for node in body.node:
         rounds = around * (_loop_rounds(node, known) if node.op_type == "Loop" else 1)
         if rounds > _MOST_ROUNDS:
@@ -277,7 +294,7 @@ def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: di
 
 
 def _loop_rounds(loop: onnx.NodeProto, known: dict[str, int]) -> int:
-    """How many rounds a Loop makes for certain; 0 where its count or its condition is computed."""
+    """Return the certain number of rounds of a Loop; 0 if its count or its condition is computed."""
     count, condition = [*loop.input, "", ""][:2]
     body = next((a.g for a in loop.attribute if a.name == "body"), None)
     if body is None or not body.output or len(body.input) < 2 or (condition and not known.get(condition)):
