@@ -247,7 +247,7 @@ def _compute_rounded(
         return None
     if op in _LIMITED and not all(_is_foldable_float(array) for array in arrays):
         return None
-    if op in _MANY and not _is_normal_range(arrays, kind):
+    if op in _MANY and not _stays_normal(op, arrays, attributes):
         return None
     wide = [
         array.astype(np.float64) if array is not None and array.dtype.name in _FLOATS else array for array in inputs
@@ -266,23 +266,51 @@ def _is_foldable_float(array: np.ndarray) -> bool:
     return bool(np.isfinite(wide).all() and not (np.signbit(wide) & (wide == 0)).any())
 
 
-def _is_normal_range(arrays: Sequence[np.ndarray], kind: np.dtype[Any]) -> bool:
-    """Return whether sums of products and of squares of the numbers stay normal in their type.
+def _stays_normal(op: str, arrays: Sequence[np.ndarray], attributes: dict[str, Any]) -> bool:
+    """Return whether every intermediate number of the op stays normal in the type of its first input.
 
-    Up to n products of numbers ≤ m sum to at most n·m². Products of numbers ≥ l are at least l².
+    Float64 has a larger range than that type. So it gives a number where the runtime's overflow gives NaN.
     """
-    limits = ir.DataType.from_numpy(kind)
-    most = float(_float_info(limits).max)
-    least = float(_float_info(limits).tiny)
-    for array in arrays:
-        if array.dtype.name not in _FLOATS:
-            continue
-        sizes = np.abs(array.astype(np.float64))
-        if array.size == 0 or not np.isfinite(sizes).all():
+    limits = _float_info(ir.DataType.from_numpy(arrays[0].dtype))
+    most = float(limits.max)
+    least = float(limits.tiny)
+    sizes = [np.abs(array.astype(np.float64)) for array in arrays if array.dtype.name in _FLOATS]
+    if op == "ReduceProd":
+        return _is_normal_product(sizes[0], most=most, least=least)
+    factors = 2
+    if op == "Gemm":
+        scales = [attributes.get("alpha", 1.0), attributes.get("beta", 1.0)]
+        if scales != [1.0, 1.0]:
+            sizes += [np.abs(np.float64(scale)).reshape(1) for scale in scales]
+            factors = 3
+    return _is_normal_sum(sizes, factors, most=most, least=least)
+
+
+def _is_normal_product(sizes: np.ndarray, *, most: float, least: float) -> bool:
+    """Return whether the product of any of the numbers lies between ``least`` and ``most``.
+
+    It is at most the product of those > 1, and at least the product of those < 1.
+    """
+    if not np.isfinite(sizes).all():
+        return False
+    logarithms = np.log2(sizes[sizes > 0])
+    return bool(
+        logarithms[logarithms > 0].sum() < math.log2(most) and logarithms[logarithms < 0].sum() > math.log2(least)
+    )
+
+
+def _is_normal_sum(sizes: Sequence[np.ndarray], factors: int, *, most: float, least: float) -> bool:
+    """Return whether sums of products of ``factors`` of the numbers lie between ``least`` and ``most``.
+
+    Up to n products of k numbers ≤ m sum to at most n·m^k. Products of k numbers ≥ l are at least l^k.
+    """
+    count = max(array.size for array in sizes)
+    for array in sizes:
+        if array.size == 0 or not np.isfinite(array).all():
             return False
-        if sizes.max() > math.sqrt(most / max(a.size for a in arrays)):
+        if array.max() > (most / count) ** (1 / factors):
             return False
-        if (sizes[sizes > 0] < math.sqrt(least)).any():
+        if (array[array > 0] < least ** (1 / factors)).any():
             return False
     return True
 
