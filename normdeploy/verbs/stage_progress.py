@@ -1,4 +1,4 @@
-"""Times the stages of a verb and reports them to the progress bar."""
+"""Time the stages of a verb and report them to the progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..types import Progress
 
 
 class StageTimer:
-    """Names and times the stages of a verb, and tells the progress bar which one runs."""
+    """Names and times the stages of a verb, and reports the current stage to the progress bar."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
@@ -19,6 +19,7 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Time a stage."""
         if self.progress is not None:
             self.progress(name, 0, 0)
         log.info("%s ...", name)
@@ -29,7 +30,11 @@ class StageTimer:
 
 
 def prefix_progress(part: str, progress: Progress | None) -> Progress | None:
-    """Tell ``progress`` in front of each stage of which part of a model it is."""
+    """Prefix each stage that is reported to ``progress`` with the name of a part of the model.
+
+    Returns:
+        The wrapped callback; None if ``progress`` is None.
+    """
     if progress is None:
         return None
     return lambda stage, done, total: progress(f"{part}: {stage}", done, total)
