@@ -39,7 +39,7 @@ def bench(call: BenchCall) -> Race:
         sizes: sizes of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8". Other dims take
             their usual sizes.
         threads: CPU threads of torch and of onnxruntime.
-        rounds: number of counted rounds; each contestant runs once a round.
+        rounds: number of counted rounds; each contestant has one turn in a round.
         seed: seed of the generated inputs and of the order within each round.
         norm_impl: race each norm of the one given ONNX file in these forms (``normdeploy.verbs.bench.norm_benchmark``);
             ["all"] races all forms.

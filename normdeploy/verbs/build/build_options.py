@@ -1,4 +1,4 @@
-"""The options of ``build``."""
+"""Options and arguments of ``build``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine is built."""
+    """Options for the build of an engine."""
 
     # What it is for.
     runtime: str = option_field(
@@ -99,7 +99,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class BuildCall(EngineOptions):
-    """What ``build`` is called with."""
+    """Arguments of a call of ``build``."""
 
     onnx_path: Onnx
     engine_path: PathLike
