@@ -11,7 +11,7 @@ from ..types import Progress
 
 
 class StageTimer:
-    """Names and times the stages of a verb, and reports the current stage to the progress bar."""
+    """Name and time the stages of a verb, and report the current stage to the progress bar."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
