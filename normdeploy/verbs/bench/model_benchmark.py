@@ -263,7 +263,7 @@ def _open_contestants(
         try:
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
-            # Every ONNX file is raced on CUDA, too, without being asked for.
+            # Every ONNX file also races on CUDA unasked, so a missing CUDA is not reported for the file.
             named = "" if options.get("provider") == "cuda" else name
             not_run.append(NotRun(f"{runtime} ({name})", str(error), named))
         except GraphError as error:
@@ -352,7 +352,7 @@ def _contestant_title(contestant: Contestant) -> str:
     return contestant.runtime
 
 
-# ------------------------------------------------------------------ the same answer
+# ------------------------------------------------------------------ comparison of outputs
 
 
 def _run_absent() -> object:

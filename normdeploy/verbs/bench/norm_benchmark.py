@@ -40,7 +40,7 @@ from .timing import Timing, race_calls
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
-# Most elements of a raced norm: its float64 evaluation takes about 10 GB.
+# Maximum number of elements of a raced norm: its float64 evaluation takes about 10 GB.
 MOST = 2**28
 # Input offset at which cancellation shows.
 FAR = 1e3

@@ -27,11 +27,11 @@ Call = Callable[[], object]
 
 # Length of a turn in seconds.
 TURN = 0.005
-# Most calls in a turn.
+# Maximum number of calls in a turn.
 MOST_CALLS = 1000
-# Rounds that are compared, relative change that counts as steady, and most rounds of warm-up.
+# Rounds that are compared, relative change that counts as steady, and maximum rounds of warm-up.
 WINDOW, DRIFT, MOST_WARMUP = 5, 0.05, 60
-# Most samples in a report.
+# Maximum number of samples in a report.
 KEPT = 400
 
 

@@ -12,14 +12,14 @@ from ...runtimes.float64_evaluator import NodeChange
 from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, attributes_with_defaults, with_attributes
 
-# Most padding on one side.
+# Maximum padding on one side.
 _MOST_PADS = 8
 _MOST_GROUPS = 512
-# Most entries of a list that is shown whole.
+# Maximum number of entries of a list that is shown whole.
 _MOST_SHOWN = 8
-# Most differing entries that are shown of a longer list.
+# Maximum number of differing entries that are shown of a longer list.
 _MOST_ENTRIES = 3
-# Most elements of a result whose windows are varied.
+# Maximum number of elements of a result whose windows are varied.
 _MOST_MADE = 100_000
 _STRIDES = _DILATIONS = (1, 2, 3)
 _WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")

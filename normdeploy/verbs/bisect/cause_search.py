@@ -33,7 +33,7 @@ _NODE = 10_000
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 # Number of terms of a sum of products that take as long as an element.
 _TERMS = 20
-# Most elements that the trials of one spot compute: a few seconds.
+# Maximum number of elements that the trials of one spot compute: a few seconds.
 _MOST = 300_000_000
 
 

@@ -19,7 +19,7 @@ from .trial_changes import Cause, node_at_text
 
 # Relative error of a constant that was computed in float32.
 _NEAR = 2.0**-20
-# Most constants of the model that are tried in place of one.
+# Maximum number of constants of the model that are tried in place of one.
 _MOST = 8
 
 

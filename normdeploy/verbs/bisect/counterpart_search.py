@@ -23,9 +23,9 @@ from .reference_program import ReferenceProgram
 
 # Number of elements that are compared first.
 _SAMPLE = 64
-# Most nodes that are evaluated to see whether a trial helps.
+# Maximum number of nodes that are evaluated to see whether a trial helps.
 _NEAR = 60
-# Most operators whose value the fault's end may have, and most trials.
+# Maximum number of operators whose value the fault's end may have, and of trials.
 _OPERATORS = 10
 _TRIALS = 60
 # When a fault is mended, at least this share of the nodes behind it finds a counterpart, in any fused form.

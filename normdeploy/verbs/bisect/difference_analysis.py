@@ -12,11 +12,11 @@ from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .trial_changes import Cause, TrialSpot
 
-# Most axes whose orders are all tried.
+# Maximum number of axes whose orders are all tried.
 _MOST_AXES = 4
-# Most places of the first element's value that are tried.
+# Maximum number of places of the first element's value that are tried.
 _MOST_PLACES = 16
-# Most elements in a comparison of slices with slices.
+# Maximum number of elements in a comparison of slices with slices.
 _MOST_COMPARED = 10_000_000
 
 

@@ -22,9 +22,9 @@ from .reference_tensors import open_inner_tensors
 from .runtime_faults import Float32Trial
 from .trial_changes import Cause, Trial, TrialSpot
 
-# Most failing nodes that are reported.
+# Maximum number of failing nodes that are reported.
 _MOST = 5
-# Most nodes in front of a failing one that may have made the wrong shape.
+# Maximum number of nodes in front of a failing one that may have made the wrong shape.
 _MOST_BEFORE = 20
 _SHAPED = ("Reshape", "Expand")
 

@@ -27,9 +27,9 @@ from .training_mode import BATCH, with_eval_mode
 from .trial_changes import Cause
 from .wiring_trials import iter_same_source_siblings, try_exchanged_tensors
 
-# Most faults that are searched.
+# Maximum number of faults that are searched.
 MOST = 5
-# Most exchanges of modules; each takes a run.
+# Maximum number of exchanges of modules; each takes a run.
 _MOST_EXCHANGES = 16
 
 

@@ -64,7 +64,7 @@ _UNNAMED = (
 )
 
 
-# Most tensors that are named.
+# Maximum number of tensors that are named.
 _SEEN = 5
 
 

@@ -13,7 +13,7 @@ from ...types import Array
 from .difference_analysis import all_within
 from .trial_changes import Cause, TrialSpot
 
-# Least number of distinct values: fewer can't tell functions apart.
+# Minimum number of distinct values: fewer can't tell functions apart.
 _FEWEST = 4
 _MOST_OPERANDS = 16
 _TANH = math.sqrt(2 / math.pi)

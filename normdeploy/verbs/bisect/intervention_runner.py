@@ -16,9 +16,9 @@ from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays, Progress
 from ..verify.tensor_drift import DriftPoint, InnerTensors, TensorComparison, TensorPair
 
-# Most tensors fetched in one run.
+# Maximum number of tensors fetched in one run.
 _AT_ONCE = 64
-# Most bytes of values that are kept.
+# Maximum bytes of values that are kept.
 _KEPT = 1 << 30
 
 

@@ -41,9 +41,9 @@ from .wiring_trials import (
 
 # Largest number that counts as an epsilon.
 _LARGEST = 0.1
-# Most axes whose orders are all tried.
+# Maximum number of axes whose orders are all tried.
 _MOST_AXES = 4
-# Most dims of a tensor whose choices of axes are all tried.
+# Maximum number of dims of a tensor whose choices of axes are all tried.
 _MOST_DIMS = 5
 # Name of an added tensor; no file has it.
 _STATE = "the model's initial state"
@@ -95,7 +95,7 @@ def _operator_key(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _try_one_node(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
-    # Try training mode before the attributes of a reference file, because it is one of them.
+    # Try training mode before the attributes of a reference file, because training mode is one of them.
     yield from try_eval_mode(around)
     for at in around.nodes:
         if not is_extra_node(at.node):

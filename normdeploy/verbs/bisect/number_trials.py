@@ -18,7 +18,7 @@ _STEPS = 8
 _MOVED = 2.0**-10
 _SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
 _SUMS = ("Add", "Sub", "Sum")
-# Least number of elements: fewer can be met by a meaningless number.
+# Minimum number of elements: fewer can be met by a meaningless number.
 _FEWEST = 4
 # Returns the error of a spot's end with a change; None if it can't be computed.
 Residual = Callable[[NodeChange], "Array | None"]

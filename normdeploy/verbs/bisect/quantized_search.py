@@ -175,7 +175,7 @@ class QuantizedSearch:
                 self._now = after
                 self._named.append(self._make_fault(suspect, after))
 
-    # ------------------------------------------------------------------ how wrong the output is
+    # ------------------------------------------------------------------ error of the output
 
     def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
         """Measure the output with suspects mended, against the budget that the file then has."""

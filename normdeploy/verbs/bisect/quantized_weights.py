@@ -30,7 +30,7 @@ _HALF = 0.501
 _CLIPPED = 1.0
 # Relative error below which a factor counts as 1.
 _EQUAL = 0.02
-# Most elements of a weight that is not matched up to a factor.
+# Maximum number of elements of a weight that is not matched up to a factor.
 _ONE_OR_TWO = 2
 # Numbers of directions of an LSTM.
 _ONE_OR_BOTH = (1, 2)

@@ -183,9 +183,8 @@ class TorchProgram(ReferenceProgram):
         self._nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
         self._is_tensor = {n for n, node in self._nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
         self.order = {name: place for place, name in enumerate(self._nodes)}
-        # Operators that depend on inputs or parameters. Exporters compute the others, such as positions and masks, and
-        # store
-        # only the result.
+        # Operators that depend on inputs or parameters. Exporters compute others, such as masks, and store only the
+        # result.
         self._rooted = set[str]()
         for n, node in self._nodes.items():
             rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)

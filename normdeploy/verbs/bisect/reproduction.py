@@ -12,7 +12,7 @@ from ...storage.folder_replacement import replace_folder_atomically, require_emp
 from ...storage.npz_files import write_npz
 from ...types import Array, Arrays, PathLike
 
-# Most bytes of weights inside the model's own file.
+# Maximum bytes of weights inside the model's own file.
 _INLINE = 1 << 30
 
 SCRIPT = '''"""{title}

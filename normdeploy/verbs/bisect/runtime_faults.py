@@ -26,7 +26,7 @@ from .trial_changes import Cause
 _DRAWS = 3
 # Units of roundoff by which inputs are moved to measure the effect of rounding.
 _UNITS = 4
-# Most trials to shrink a failing region.
+# Maximum number of trials to shrink a failing region.
 _CUTS = 80
 # Steps by which a float32 region grows around a node.
 _GROWN = 6

@@ -20,7 +20,7 @@ from .trial_changes import Cause
 
 # Share of a file's weights that differ; with more, the file has another state of the model, not single mistakes.
 _MOST = 1 / 2
-# Least number of differing weights: two are two mistakes.
+# Minimum number of differing weights: two are two mistakes.
 _FEWEST = 3
 # Relative error of weights that exporters compute in float32.
 _NEAR = 2.0**-20

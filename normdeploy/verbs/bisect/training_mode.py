@@ -31,8 +31,7 @@ def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
     for at in trained:
         text = f"{at} is in training mode: it takes {BATCH}"
         yield _in_eval([at], text, {})
-        # An export in training mode runs the model and so changes its running statistics, so the model's own are tried
-        # too.
+        # An export in training mode runs the model, which changes its running statistics. Try the model's own too.
         for center, variance in itertools.permutations(vectors, 2):
             yield _in_eval([at], text, {(at.place, 3): center, (at.place, 4): variance})
     if len(trained) > 1:

@@ -18,7 +18,7 @@ from .trial_changes import Cause, Trial, TrialNode, TrialSpot, copy_node, replac
 
 # Prefix of an added tensor; no file has it.
 _BIAS = "the bias of the model's BatchNorm at"
-# Most pairs of weights that are exchanged.
+# Maximum number of pairs of weights that are exchanged.
 _MOST_PAIRS = 2000
 
 

@@ -15,16 +15,16 @@ from .counterpart_search import FaultSpot
 from .difference_analysis import match_slices
 from .trial_changes import Cause, Trial, TrialNode, copy_node, node_at_text
 
-# Most inputs of a Concat whose orders are all tried; with more, only pairs are exchanged.
+# Maximum number of inputs of a Concat whose orders are all tried; with more, only pairs are exchanged.
 _MOST_INPUTS = 4
-# Most indices of an axis that are all tried.
+# Maximum number of indices of an axis that are all tried.
 _MOST_INDICES = 64
-# Most elements in a comparison of rows with rows.
+# Maximum number of elements in a comparison of rows with rows.
 _MOST_COMPARED = 10_000_000
-# Most pairs of tensors that are exchanged.
+# Maximum number of pairs of tensors that are exchanged.
 _MOST_SIBLINGS = 64
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# Most tensors that are tried in place of an input.
+# Maximum number of tensors that are tried in place of an input.
 _MOST_READ = 32
 _JOINING = ("Add", "Sub", "Mul", "Div", "MatMul", "Concat", "Where", "Sum")
 # Op -> pairs of inputs whose exchange changes its result.

@@ -256,7 +256,7 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-# ------------------------------------------------------------------ what went wrong
+# ------------------------------------------------------------------ errors
 
 
 def _keep_log(log: IO[bytes], target: Path) -> str:

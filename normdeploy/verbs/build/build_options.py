@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EngineOptions:
     """Options for the build of an engine."""
 
-    # What it is for.
+    # Target.
     runtime: str = option_field(
         "tensorrt-rtx",
         "--runtime",
@@ -75,7 +75,7 @@ class EngineOptions:
         None, "--optimization-level", "How long the builder looks for faster kernels, 0 to 5.", metavar="N"
     )
 
-    # What the engine can do.
+    # Abilities of the engine.
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 SCHEMA = "normdeploy/check/1"
 # Key of the fingerprint in SARIF; a change of the recipe needs a new key.
 FINGERPRINT = "normdeploy/v1"
-# Most bytes of a baseline.
+# Maximum bytes of a baseline.
 _MOST = 2**28
 
 

@@ -25,9 +25,9 @@ from ...types import Array
 
 # Exporters write it for "no bound"; in float16 it becomes Inf, which means the same.
 _UNBOUNDED = float(np.finfo(np.float32).max)
-# Most bytes of weights of a file that is given to a parser.
+# Maximum bytes of weights of a file that is given to a parser.
 _MOST = 2**29
-# Most letters of a parser's reason.
+# Maximum length of a parser's reason.
 _LONGEST = 400
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -182,7 +182,7 @@ class Problem:
         return self.module or self.node or self.tensor
 
 
-# ------------------------------------------------------------------ what breaks them
+# ------------------------------------------------------------------ problems
 
 
 def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str | None) -> Iterator[Problem]:

@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
     from ..arguments.model_source import Source
 
-# Least bytes of weights for a garbage collection, which takes up to half a second: a tenth of a small model's export.
+# Minimum bytes of weights for a garbage collection, which takes up to 0.5 s: a tenth of a small model's export.
 _HEAVY = 2**26
-# The first opset with a usable GroupNormalization. From 23 on the exporter writes Attention, which TensorRT can't
-# build.
+# First opset with a usable GroupNormalization. From 23 on the exporter writes Attention, which TensorRT can't build.
 OPSET = 21
 
 
@@ -163,7 +162,7 @@ class ExportConversion(Conversion):
         return [signature.samples(0), signature.samples(1, smallest)]
 
 
-# ------------------------------------------------------------------ the stages, in the order in which they are run
+# ------------------------------------------------------------------ stages, in their order
 
 
 def load_model(export: ExportConversion) -> None:

@@ -148,7 +148,7 @@ class OptimizeConversion(Conversion):
         return cleaner.SimplifiedModel
 
 
-# ------------------------------------------------------------------ the stages, in the order in which they are run
+# ------------------------------------------------------------------ stages, in their order
 
 
 def load_file(optimization: OptimizeConversion) -> None:

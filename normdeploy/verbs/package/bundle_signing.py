@@ -25,7 +25,7 @@ from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# Most bytes of a signed statement.
+# Maximum bytes of a signed statement.
 _MOST = 64 * 2**20
 _NO_MODEL = frozenset({MANIFEST, SBOM, "README.md", "report.json", "report.html"})
 

@@ -25,7 +25,7 @@ from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays
 
-# Most bytes of a file: a copy of a larger one with other weights would take too much memory.
+# Maximum bytes of a file: a copy of a larger one with other weights would take too much memory.
 _WEIGHTS = 2**30
 _DISTURBANCES = 3
 

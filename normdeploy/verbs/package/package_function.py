@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .sample_judgement import Judgement
     from .samples import Samples
 
-# Most warm-up samples if Triton does not batch.
+# Maximum number of warm-up samples if Triton does not batch.
 _WARMUPS = 3
 
 
@@ -226,7 +226,7 @@ def _bundle_origin(
     return ProvenanceRecord({"commands": content["commands"]}, made_of, "", {}, *times)
 
 
-# ------------------------------------------------------------------ written
+# ------------------------------------------------------------------ output files
 
 
 def _write_configs(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PackageOptions:
     """Options for the content of a bundle, and for serving it with Triton."""
 
-    # What goes into the bundle.
+    # Content of the bundle.
     source: PathLike | None = option_field(
         None,
         "--source",
@@ -42,7 +42,7 @@ class PackageOptions:
         type=list[Path] | None,
     )
 
-    # How Triton serves it.
+    # Serving.
     name: str | None = option_field(None, "--name", "Of the models in the repository; the file's name without it.")
     max_batch: int | None = option_field(
         None, "--max-batch", "For Triton; 0: no batching. Without it what the export recorded.", minimum=0
@@ -50,7 +50,7 @@ class PackageOptions:
     instances: int = option_field(1, "--instances", "Of each model; for engines on each GPU.", minimum=1)
     provider: str = option_field("cpu", "--provider", "Where Triton runs the ONNX file: cpu or cuda.")
 
-    # The evidence, and where it goes.
+    # Evidence.
     report_from: PathLike | None = option_field(
         None,
         "--report-from",

@@ -37,8 +37,7 @@ def show_judgement(console: Console, judgement: Judgement) -> None:
         cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
         table.add_row(*(Text(escape_line(cell)) for cell in cells), style="" if r else "red")
     console.print(table)
-    # A reason is a sentence, too long for a column. It often applies to all outputs of a runtime, so it is printed
-    # once.
+    # Reasons are too long for a column. One reason often applies to all outputs of a runtime, so print it once.
     for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
         console.print(Text(escape_line(line), style="red"))
     console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))

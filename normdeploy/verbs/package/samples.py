@@ -46,7 +46,7 @@ from ..verify.runtime_candidates import HALF_TYPES, input_types
 from .onnx_reference import open_perturbed_runners, perturb_feeds, reference_runner
 from .triton_config import TritonPort
 
-# Most bytes of samples and expected outputs; the first sample is kept at any size.
+# Maximum bytes of samples and expected outputs; the first sample is kept at any size.
 LIMIT = 2**28
 # Number of perturbed runs that find ties, as in parity.Ties.
 _TIES = 16

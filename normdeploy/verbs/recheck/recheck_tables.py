@@ -14,7 +14,7 @@ from ..package.package_tables import print_verdict, show_judgement
 if TYPE_CHECKING:
     from .recheck_function import Recheck
 
-# Most changes that are printed.
+# Maximum number of changes that are printed.
 _ROWS = 200
 
 
