@@ -126,10 +126,10 @@ class NormCase:
         return normal.reshape(x.shape) * gamma + beta
 
     def allowed_error(self, x: Array) -> float:
-        """Bound the error of a right implementation on ``x``.
+        """Bound the error of a correct implementation on ``x``.
 
         The statistics may be off by a few roundoff units of the largest element, and the result is rounded once more
-        (`rounding`).
+        (`normdeploy.compare.rewrite_errors`).
 
         Returns:
             The absolute error that is allowed.

@@ -5,14 +5,14 @@ that mends it.
 (``fault_search``):
 
 1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in that runtime. Among the
-  tensors on a path of wrong tensors to the wrong output, the first in the file's order is taken: its predecessors are
-  right. A tensor that is off but heals is on no such path.
+   tensors on a path of wrong tensors to the wrong output, the first in the file's order is taken: its predecessors are
+   right. A tensor that is off but heals is on no such path.
 2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
-  ops, differs from the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search`` the kind of
-  mistake.
+   ops, differs from the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search`` the kind of
+   mistake.
 3. Otherwise the runtime is wrong: each node is run alone on its right inputs (``runtime_faults``).
 4. The file is run again with the wrong tensor set to its right value. If the output is still wrong, there is another
-  fault, and the search goes on.
+   fault, and the search goes on.
 
 A quantized file that is wrong in float64 needs another search (``quantized_search``): its tensors differ from the
 model's by design, and its quantizers bound by how much.

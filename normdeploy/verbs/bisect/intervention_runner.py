@@ -238,7 +238,7 @@ def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: A
 
 
 def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
-    """Keep the most pairs that have the same order in the file and in the PyTorch graph.
+    """Keep the largest set of pairs whose order is the same in the file and in the PyTorch graph.
 
     A tool that fuses nodes may leave the module name of one on another. Outputs are always kept.
 

@@ -5,7 +5,7 @@ The search covers, in this order:
 1. weights that are not within half a step of the nearest parameter (``quantized_weights``);
 2. the file without its quantization (``remove_quantization``), searched like any other file (``fault_search``);
 3. the quantizers of data: a pair whose halves differ, a range that clips values that a calibration on such inputs would
-  have seen (`StepBudget.trust_ranges`), a range that is far too wide.
+   have seen (`StepBudget.trust_ranges`), a range that is far too wide.
 
 Each weight and quantizer is tried: the weight is set to the parameter, or the quantizer neither rounds nor clips. The
 output must then come nearer to the reference by a third or, if no trial achieves that, nearer at all. A change that
@@ -435,7 +435,10 @@ class QuantizedSearch:
 
 
 def _pick_larger_half(usual: Sequence[Arrays]) -> list[Arrays]:
-    """Choose some of the larger half of random inputs, on which a wrong range rarely holds all elements by chance."""
+    """Choose at most `_USUAL` of the larger half of random inputs.
+
+    On small inputs, a wrong range may hold all elements by chance.
+    """
     ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
     return ordered[len(ordered) // 2 :][:_USUAL]
 

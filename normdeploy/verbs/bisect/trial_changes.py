@@ -25,11 +25,11 @@ class Cause:
     """Likely cause of a fault.
 
     Attributes:
-        kind: kind of the mistake. In a file: "weights", "epsilon", "axis", "ddof", "left out", "approximation",
-            "training mode", "hidden row", "factor", "added", "preprocessing", "stale weights", "state"; "constant",
-            "order", "input", "attribute", "body", "number", "operator", "precision". In a runtime: "overflow",
-            "underflow", "accuracy", "optimizer". In a quantized file: "scale", "zero point", "channels", "granularity",
-            "saturation", "coarse". If nothing explains the fault: "unknown".
+        kind: kind of the mistake. In numbers: "weights", "stale weights", "constant", "number", "epsilon", "state". In
+            nodes: "axis", "ddof", "left out", "approximation", "training mode", "hidden row", "added", "order",
+            "input", "attribute", "body", "operator", "precision". In the whole result: "factor", "preprocessing". In a
+            runtime: "overflow", "underflow", "accuracy", "optimizer". In a quantized file: "scale", "zero point",
+            "channels", "granularity", "saturation", "coarse". If nothing explains the fault: "unknown".
         text: the finding, for people.
         place: the node's index, None if it may be one of several.
         instead: the tensor that replaces the node's result.

@@ -75,7 +75,7 @@ class Engine(Renderable):
     ep_context: EpContext | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and the state of proof: an engine is built, not run.
+        """Return the fields, and that the engine was built but not run.
 
         Returns:
             Field -> value, and "proved": "built only".
@@ -110,7 +110,7 @@ def build(call: BuildCall) -> Engine:
             commas: "batch=16:32:64,length=1:8:64".
         timing_cache: a file with the timings of earlier builds; it is read, extended and replaced as a whole, and
             concurrent builds may share it.
-        workspace: most memory that a layer may use while it runs, in bytes or as "512M".
+        workspace: maximum memory that a layer may use while it runs, in bytes or as "512M".
         optimization_level: how long the builder searches for faster kernels, from 0 on.
         hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine will run on.
         version_compatible: newer versions of the library can load the engine.

@@ -109,7 +109,7 @@ def export(call: ExportCall) -> ExportResult:
             if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
             "layers.0.*".
-        compare_limit: most bytes of weights for a comparison of the whole model before and after the rewrites
+        compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
             (`rewriting.rewrite_rollback`).
         check: run the file beside PyTorch at two small sizes; raise an error if an output differs by more than rounding
             (`verbs.verify.export_check`).

@@ -14,7 +14,7 @@ bundle, written with "/", and consist of letters, digits, "_", "." and "-".
     engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" if not stated), served (by Triton).
     inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples).
     samples     name, kind, inputs, expected, free (paths of .npz files; free is null if no integer depends on
-    rounding).
+                rounding).
     reference   source of the expected outputs.
     bounds      output, kind (of sample), allowed (largest absolute error).
     results     verdicts on the samples: output, runtime, max_abs_error, allowed, verdict, reason.

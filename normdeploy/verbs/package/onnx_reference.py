@@ -1,7 +1,7 @@
 """Compute the reference without a PyTorch model.
 
-The reference is onnxruntime with its optimizer off. Its error scale is the change of its outputs when the inputs are
-off by one rounding.
+The reference is onnxruntime with its optimizer off. Its error scale is the change of its outputs when inputs and
+weights are off by one rounding.
 """
 
 from __future__ import annotations

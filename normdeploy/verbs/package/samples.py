@@ -48,7 +48,7 @@ from .triton_config import TritonPort
 
 # Maximum bytes of samples and expected outputs; the first sample is kept at any size.
 LIMIT = 2**28
-# Number of perturbed runs that find ties, as in parity.Ties.
+# Number of perturbed runs that find ties, as in `compare.rounding_ties`.
 _TIES = 16
 
 
