@@ -28,7 +28,7 @@ def inspect(call: InspectCall) -> Summary:
         explain: a tensor, a node or a module path; the result's ``explanations`` say why it was fused or not.
 
     Returns:
-        A finding for each norm, with the support of each installed runtime; with ``explain``, explanations instead.
+        A finding for each norm, with the support of each installed runtime; with ``explain``, explanations in place of the support.
 
     Raises:
         InputError: nothing in the model has the name ``explain``.

@@ -49,7 +49,8 @@ def take_census(
         chains: also query the runtimes about norms of several nodes as the file has them.
 
     Returns:
-        The findings with the support of each runtime, notes, diagrams and quantized layers; or explanations.
+        The findings with the support of each runtime, notes, diagrams and quantized layers. With ``explain``, only the
+        findings and explanations.
 
     Raises:
         GraphError: the model can't be read.

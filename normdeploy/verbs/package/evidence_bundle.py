@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class EvidenceBundle:
-    """Folder with a manifest of ours. Its content is untrusted until it is checked."""
+    """Folder with a normdeploy manifest. Its content is untrusted until it is checked."""
 
     root: Path
     manifest: Mapping[str, Any]
