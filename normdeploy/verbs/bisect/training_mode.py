@@ -80,8 +80,8 @@ def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
 def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.ModelProto, list[str]]:
     """Set the BatchNormalizations and Dropouts of a file to eval mode.
 
-    Running statistics get the model's values if their names match. A file with fewer than two trained
-    BatchNormalizations is not changed.
+    Running statistics get the model's values if their names match. A file with fewer than two BatchNormalizations in
+    training mode is not changed.
 
     Returns:
         The file, and the outputs of the BatchNormalizations that were in training mode.

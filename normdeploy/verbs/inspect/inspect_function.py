@@ -28,7 +28,8 @@ def inspect(call: InspectCall) -> Summary:
         explain: a tensor, a node or a module path; the result's ``explanations`` say why it was fused or not.
 
     Returns:
-        A finding for each norm, with the support of each installed runtime; with ``explain``, explanations in place of the support.
+        A finding for each norm, with the support of each installed runtime. With ``explain``, explanations replace the
+        support.
 
     Raises:
         InputError: nothing in the model has the name ``explain``.
