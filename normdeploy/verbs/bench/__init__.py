@@ -1,1 +1,1 @@
-"""How long runtimes take, in turns: whole models, and each norm in all its forms."""
+"""Race models, ONNX files and engines against each other, and each norm in all its forms."""

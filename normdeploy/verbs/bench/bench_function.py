@@ -1,4 +1,4 @@
-"""The race of a model, files and engines, or of the forms of norms."""
+"""Race a model, files and engines, or the forms of norms."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ if TYPE_CHECKING:
 
 @take_fields_as_arguments(BenchCall, onnx="sources")
 def bench(call: BenchCall) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns
-    (``normdeploy.verbs.bench.model_benchmark``), or
-    the forms of norms.
+    """Race a model in eager and torch.compile, ONNX files and engines, or the forms of norms.
+
+    Contestants take turns in one process (``normdeploy.verbs.bench.model_benchmark``).
 
     Args:
         sources: ONNX files, engines and at most one model: a file or folder, or a live module.
         args, kwargs: example arguments of a live module.
         feeds: the inputs, an .npz file or name -> array; None generates them.
-        sizes: of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8"; the usual ones of the
-        others.
-        threads: of torch and of onnxruntime on the CPU.
-        rounds: in each every contestant has its turn.
-        seed: of generated inputs, and of the order in each round.
-        norm_impl: race the norms of the one ONNX file given, each in these forms
-        (``normdeploy.verbs.bench.norm_benchmark``);
-        ["all"]: in all.
-        norms: race usual norms of this kind, or "all"; no file is needed then.
-        against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
-        (``verbs.bench.peer_optimizers``).
-        runners: runtimes that installed packages bring (`normdeploy.runtimes.third_party_runner`), by name, in which
-        ONNX files are
-            run too.
-        progress: called with (stage, done, total); total is 0 where it is not known.
+        sizes: sizes of dynamic dims of generated inputs: {"batch": 8}, or texts such as "batch=8". Other dims take
+            their usual sizes.
+        threads: CPU threads of torch and of onnxruntime.
+        rounds: number of counted rounds; each contestant has one turn in a round.
+        seed: seed of the generated inputs and of the order within each round.
+        norm_impl: race each norm of the one given ONNX file in these forms (``normdeploy.verbs.bench.norm_benchmark``);
+            ["all"] races all forms.
+        norms: race usual norms of this kind, or of "all" kinds; no file is needed then.
+        against: also race files that other tools write for the same model: "plain", "onnxslim", "onnxsim",
+            "ort-transformers" (``verbs.bench.peer_optimizers``).
+        runners: names of runtimes from installed packages (`normdeploy.runtimes.third_party_runner`) that also run the
+            ONNX files.
+        progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
+    Returns:
+        The times and errors of all contestants; false if a contestant gave a wrong answer or none could run.
+
     Raises:
-        NormdeployError: one of ``normdeploy.errors``. A wrong answer is no error but a result that is false.
+        NormdeployError: one of ``normdeploy.errors``. A wrong answer raises nothing; it makes the result false.
     """
     peers = as_sequence(call.against)
     check_peers(peers)
@@ -67,7 +68,7 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
     """Race the forms of norms.
 
     Raises:
-        InputError: an option is for races of files.
+        InputError: an option applies only to races of files.
     """
     if peers:
         raise InputError("norms are raced by themselves, and others' files are of whole models; leave --against out")
@@ -82,7 +83,11 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
 
 
 def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
-    """Race a model, files and what others write of them."""
+    """Race a model, ONNX files and engines, and the files that ``peers`` write for the same model.
+
+    Raises:
+        InputError: more than one source is a model, or loading options were given without a model.
+    """
     contestants = cast("Sequence[Source]", call.sources)
     paths = [s for s in contestants if isinstance(s, str | os.PathLike)]
     files = [p for p in paths if is_onnx_file(p) or (os.path.isfile(p) and is_engine(p))]
@@ -109,9 +114,10 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
 
 
 def _require_no_loading(loading: LoadKeywords) -> None:
-    """
+    """Check that no loading options were given.
+
     Raises:
-        InputError: options say how a model is loaded, and there is none.
+        InputError: options say how to load a model, but no model was given.
     """
     if flags := sorted(name for name, value in loading.items() if value):
         raise InputError(f"{', '.join(flags)}: for the model, and none was given; leave it out, or give the model too")

@@ -1,4 +1,4 @@
-"""What ``bench`` is asked."""
+"""Options and arguments of ``bench``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _split_commas(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceOptions:
-    """What is raced, on which inputs and how often."""
+    """Options of a race: its contestants, its inputs and the number of rounds."""
 
     # The inputs.
     sizes: Sequence[str] | Mapping[str, int] = option_field(
@@ -72,12 +72,12 @@ class RaceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(RunnersOption, RaceOptions):
-    """What ``bench`` is asked."""
+    """Options of ``bench``."""
 
 
 @dataclass(frozen=True)
 class BenchCall(BenchOptions, LoadingOptions):
-    """What ``bench`` is called with."""
+    """Arguments of a call of ``bench``."""
 
     sources: Source | Onnx | Sequence[Source | Onnx]
     args: Example = ()

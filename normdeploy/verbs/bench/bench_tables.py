@@ -1,4 +1,4 @@
-"""The race as tables for the terminal."""
+"""Print a race as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_race(console: Console, race: Race) -> None:
-    """One line for each contestant, those of a norm together; what was not run, and where and how all was measured."""
+    """Print a line for each contestant, grouped by norm, then the errors, the setup, the machine and the notes."""
     for norm, group in groupby(race.entries, key=lambda entry: entry.norm):
         entries = list(group)
         one = norm and len({entry.runtime for entry in entries}) == 1
@@ -57,7 +57,7 @@ def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
     else:
         what = "file"
     for column in (*(["runtime"] if runtimes else []), what):
-        # a narrow terminal parts its words
+        # On a narrow terminal the text wraps inside its column.
         table.add_column(column, overflow="fold", min_width=11 if column == "runtime" else None)
     for column in (
         "median\nms",

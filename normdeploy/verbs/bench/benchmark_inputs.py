@@ -1,4 +1,4 @@
-"""Checks what the user gave for a race, and makes inputs where none were given."""
+"""Check the inputs that the user gave for a race, or generate them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ..run.run_function import generate_feeds, recorded_specs
 
 
 def check_counts(threads: int, rounds: int) -> None:
-    """
+    """Check the numbers of threads and rounds.
+
     Raises:
-        InputError: one is below 1, or there are more threads than cores: they would wait for each other alone.
+        InputError: one is below 1, or there are more threads than cores, so that threads would only wait for each
+            other.
     """
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
@@ -25,12 +27,15 @@ def check_counts(threads: int, rounds: int) -> None:
 
 
 def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] = ()) -> None:
-    """
+    """Check the sizes that the user gave for dynamic dims.
+
     Args:
-        ranges: of those dims that have one.
+        sizes: name of a dim -> size.
+        dims: names of all dynamic dims.
+        ranges: those dims that have a range.
 
     Raises:
-        InputError: there is no such dim, or it is never of such a size.
+        InputError: a dim is unknown, or a size is outside the dim's range.
     """
     for dim in ranges:
         size = sizes.get(dim.name or "")
@@ -48,10 +53,18 @@ def make_benchmark_inputs(
     seed: int,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
 ) -> tuple[dict[str, Array], list[str]]:
-    """Generated inputs of the model, or without one of the first file (``specs``: what it takes), and notes.
+    """Generate inputs for the model, or for the first file if there is none.
+
+    Args:
+        specs: inputs of the first file.
+        sizes: name of a dynamic dim -> size.
+        runs: returns whether a contestant runs the given inputs.
+
+    Returns:
+        Input name -> array, and notes.
 
     Raises:
-        InputError: there is no such dim.
+        InputError: a dim is unknown, or a size is outside the dim's range.
     """
     if model is not None:
         check_sizes(sizes, {*model.named_dims}, model.named_dims.values())

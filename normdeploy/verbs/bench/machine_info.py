@@ -1,4 +1,4 @@
-"""Describes what a time was measured on: the machine, its load, and the versions."""
+"""Describe the machine of a measurement: CPU, load and versions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ _LIBRARIES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-r
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """``load``: processes that wanted a core, averaged over the last minute; None where the system does not tell."""
+    """Machine that a time was measured on.
+
+    Attributes:
+        cores: number of cores that this process may use.
+        load: average number of processes that wanted a core over the last minute; None if the system does not report
+            it.
+        versions: package -> version.
+    """
 
     cpu: str
-    # that this process may use
     cores: int
     load: float | None
     system: str
@@ -33,7 +39,11 @@ class MachineInfo:
 
 
 def describe_machine() -> MachineInfo:
-    """This one, now."""
+    """Describe this machine as it is now.
+
+    Returns:
+        CPU, cores, load, system and versions.
+    """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:

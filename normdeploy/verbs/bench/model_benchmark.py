@@ -1,18 +1,19 @@
-"""The race: how long eager, torch.compile, onnxruntime and engines take for the same inputs, each shown to compute the
-same first.
+"""Race eager, torch.compile, onnxruntime and engines on the same inputs, after a check that each computes the same.
 
-Everything runs in one process, in turns (`normdeploy.verbs.bench.timing`). Threads that wait for work by spinning would
-take the others' cores: onnxruntime's are told to stop between runs, and libgomp's, torch's, do so on their own within a
-few milliseconds (docs/bench.md has the figures). What is timed is the run alone: inputs are checked and bound once, and
-lie on the device that computes.
+Everything runs in one process, in turns (`normdeploy.verbs.bench.timing`). Threads that spin while they wait for work
+would take cores from the other contestants. onnxruntime's threads are set to stop between runs; torch's libgomp threads
+stop by themselves within a few milliseconds (docs/bench.md has the figures). Only the run is timed: inputs are checked
+and bound once, and lie on the device that computes.
 
-The reference is the model in float64, or without a model the first file that runs. A contestant whose outputs are
-farther from it than the square root of the unit roundoff, relative to the largest value of the output (half of the
-type's digits), is not timed: its answer is wrong, not rounded. A quantized file is held against what it says itself, in
-float64 (`verbs.verify.quantized_reference`), and is the reference of none but quantized files. `verify` draws a
-narrower line. The type is the coarsest that is known to be computed in; of an engine and of onnxruntime on CUDA, which
-may take TF32 for float32, it is one of float16's precision; of weights of four bits one of bfloat16's, for
-onnxruntime's optimizer rounds what these layers read to 8 bits.
+The reference is the model in float64, or without a model the first file that runs. A contestant is not timed if its
+outputs differ from the reference by more than the square root of the unit roundoff (half the digits of the type),
+relative to the largest value of the output: such an answer is wrong, not rounded. A quantized file is also compared
+with its own evaluation in float64 (`verbs.verify.quantized_reference`); it is the reference only if all files are
+quantized. `verify` uses a tighter bound.
+
+The unit roundoff belongs to the coarsest type that the contestant is known to compute in. Engines and onnxruntime on
+CUDA may use TF32 for float32, so they count as float16, which has the same precision. Files with 4-bit weights count as
+bfloat16, because onnxruntime's optimizer rounds the inputs of these layers to 8 bits.
 """
 
 from __future__ import annotations
@@ -60,12 +61,18 @@ UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else
 
 @dataclass(frozen=True)
 class RaceEntry:
-    """One contestant; milliseconds.
+    """Times and errors of one contestant; times in milliseconds.
 
-    ``ratio``: the median over the rounds of its time over that of the first entry (of the same norm) in the same round,
-    ``interval`` its 95 % confidence interval. ``error``: the largest difference from the reference, relative to the
-    largest value of the output; of a norm (``bench_norms``) absolute, and ``far_error`` the same around an offset of
-    1000.
+    Attributes:
+        median, p95, p99: percentiles of its calls; None if it was not timed.
+        samples: times of single calls, evenly chosen from all.
+        ratio: median over the rounds of its time divided by the time of the first entry (of the same norm) in the same
+            round.
+        interval: 95 % confidence interval of ``ratio``.
+        error: largest difference from the reference, relative to the largest value of the output; absolute for a norm
+            (``bench_norms``).
+        far_error: absolute error of a norm on inputs around an offset of 1000; None for a model.
+        reason: why it was not timed, "" if it was.
     """
 
     runtime: str
@@ -80,16 +87,22 @@ class RaceEntry:
     interval: tuple[float, float] | None = None
     error: float | None = None
     far_error: float | None = None
-    # why it was not timed
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Race(Renderable):
-    """What ``bench`` measured; true where every contestant that could run gave the right answer."""
+    """Result of ``bench``; true if every contestant that could run gave the right answer.
+
+    Attributes:
+        warmup: rounds that were not counted.
+        shapes: input name, or norm, -> shape.
+        reference: name of the reference for the errors.
+        machine: the machine before the race.
+        load: load of the machine after the race; None if the system does not report it.
+    """
 
     threads: int
-    # rounds that were not counted
     warmup: int
     rounds: int
     seed: int
@@ -98,13 +111,12 @@ class Race(Renderable):
     entries: tuple[RaceEntry, ...]
     not_run: tuple[NotRun, ...]
     machine: MachineInfo
-    # of the machine when the race was over; ``machine`` holds that before
     load: float | None
     notes: tuple[str, ...] = ()
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:
-        """Of what was not run the files that the user named."""
+        """Return the entries of ``not_run`` that are files named by the user."""
         return tuple(missed for missed in self.not_run if missed.file)
 
     def __bool__(self) -> bool:
@@ -118,18 +130,24 @@ class Race(Renderable):
 
 @dataclass
 class Contestant:
-    """``infer`` gives the outputs in their order, ``prepare`` the run that is timed; ``reason`` says why it is not
-    timed."""
+    """Runtime with one model or file, ready to run.
+
+    Attributes:
+        infer: runs the inputs and returns the outputs in their order.
+        prepare: binds the inputs and returns the call that is timed.
+        coarsest: coarsest type of its arithmetic.
+        specs: its inputs; empty for the model.
+        quantized: the file if it is quantized, else None.
+        reason: why it is not timed, "" if it is.
+        call: the timed call, set by the check.
+    """
 
     runtime: str
     file: str
     infer: Callable[[Arrays], RunResult]
     prepare: Callable[[Arrays], Callable[[], object]]
-    # type of its arithmetic
     coarsest: str = "float32"
-    # of its inputs; empty for the model
     specs: tuple[TensorSpec, ...] = ()
-    # the file, where it is quantized
     quantized: PathLike | None = None
     error: float | None = None
     reason: str = ""
@@ -140,14 +158,17 @@ class Contestant:
 def race_files(
     model: LoadedModel | None, files: Sequence[PathLike], options: BenchOptions, progress: Progress | None = None
 ) -> Race:
-    """Race ``files``, and ``model`` in eager and torch.compile where it is given.
+    """Race ``files``, and ``model``, if given, in eager and torch.compile.
 
     Args:
         files: ONNX files and engines, told apart by their content.
         progress: called with (stage, done, total).
 
+    Returns:
+        The times and errors of all contestants.
+
     Raises:
-        InputError: there is nothing to race, the inputs do not fit, or a file is none.
+        InputError: there is nothing to race, the inputs do not fit, or a file is neither ONNX nor an engine.
         GraphError: onnxruntime refuses a file.
         NormdeployError: the model has no float64 form.
     """
@@ -203,7 +224,11 @@ def race_files(
 
 
 def with_times(entry: RaceEntry, timing: Timing, i: int) -> RaceEntry:
-    """``entry`` with the times of contestant ``i``."""
+    """Add the times of contestant ``i`` to ``entry``.
+
+    Returns:
+        A copy of ``entry`` with times in milliseconds, and the ratio to contestant 0.
+    """
     ratio, low, high = timing.round_ratio(i, 0)
     median, p95, p99 = (1e3 * timing.percentile(i, share) for share in (50, 95, 99))
     samples = tuple(round(1e3 * t, 6) for t in timing.sample_calls(i))
@@ -234,10 +259,11 @@ def _open_contestants(
         cuda = explain_missing_cuda()
 
     def add_contestant(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
+        """Open a runner for a file, or note why it can't run here."""
         try:
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
-            # Every ONNX file is raced on CUDA, too, without being asked for.
+            # Every ONNX file also races on CUDA unasked, so a missing CUDA is not reported for the file.
             named = "" if options.get("provider") == "cuda" else name
             not_run.append(NotRun(f"{runtime} ({name})", str(error), named))
         except GraphError as error:
@@ -280,9 +306,14 @@ def _open_contestants(
 
 
 def _make_contestant(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestant:
-    """A runner as it is given the inputs: floating ones in its own types, and on a GPU before the time runs."""
+    """Wrap a runner so that it converts floating inputs to its own types; on a GPU, before the timed call."""
 
     def convert_inputs(feeds: Arrays) -> dict[str, Array]:
+        """Convert floating inputs to the runner's types.
+
+        Returns:
+            Input name -> array.
+        """
         types = {
             spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
             for spec in runner.inputs
@@ -307,11 +338,11 @@ def _coarsest_type(types: Iterator[str] | Any) -> str:
 
 
 def _requested_type(file: PathLike) -> str:
-    """The type that an ONNX file was made to compute in."""
+    """Return the type that an ONNX file was made to compute in; "float64" if it does not say."""
     try:
         return FLOATS.get(recorded_precision(load_onnx(file, external_data=False)), "float64")
     except GraphError:
-        # onnxruntime runs files that onnx's checker does not know
+        # onnxruntime runs files that onnx's checker rejects.
         return "float64"
 
 
@@ -321,18 +352,22 @@ def _contestant_title(contestant: Contestant) -> str:
     return contestant.runtime
 
 
-# ------------------------------------------------------------------ the same answer
+# ------------------------------------------------------------------ comparison of outputs
 
 
 def _run_absent() -> object:
-    """Stands for a run that can't be had here."""
+    """Mark a contestant that can't run on this machine; never called."""
     raise AssertionError
 
 
 @dataclass(frozen=True)
 class _RaceReference:
-    """The outputs that all are compared with, whose they are, and the unit roundoff of the type that they were computed
-    in."""
+    """Outputs that all contestants are compared with.
+
+    Attributes:
+        judge: name of the contestant that computed them.
+        unit: unit roundoff of the type that they were computed in.
+    """
 
     outputs: list[Array]
     judge: str
@@ -348,7 +383,10 @@ def _find_reference(model: LoadedModel | None, contestants: Sequence[Contestant]
 
 
 def _check_contestant(contestant: Contestant, inputs: Arrays, reference: _RaceReference) -> None:
-    """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
+    """Run a contestant once, compare its outputs and prepare its timed call.
+
+    If it can't run here or its outputs are wrong, ``reason`` is set.
+    """
     try:
         outputs = [*contestant.infer(inputs).values()]
         unit = max(reference.unit, UNIT_ROUNDOFF[contestant.coarsest])

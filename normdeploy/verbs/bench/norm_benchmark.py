@@ -1,4 +1,4 @@
-"""Races norms: each one of a file, or some usual ones, in all its forms (`normdeploy.verbs.bench.norm_cases`)."""
+"""Race the norms of a file, or some usual norms, in all their forms (`normdeploy.verbs.bench.norm_cases`)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from .timing import Timing, race_calls
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
-# elements of a norm that is raced: its float64 takes some 10 GB
+# Maximum number of elements of a raced norm: its float64 evaluation takes about 10 GB.
 MOST = 2**28
-# offset at which cancellation shows
+# Input offset at which cancellation shows.
 FAR = 1e3
 USUAL = {
     "LayerNorm": NormCase("LayerNorm", (8, 128, 768)),
@@ -52,7 +52,7 @@ USUAL = {
     "GroupNorm": NormCase("GroupNorm", (1, 320, 32, 32), groups=32),
     "InstanceNorm": NormCase("InstanceNorm", (1, 64, 64, 64)),
 }
-# norms that can't be raced, of an error that says why
+# Number of norms that an error lists when none can be raced.
 _SAID = 3
 _RACED = {op: row.kind for op, row in STANDARD.items() if row.kind in KINDS}
 _USUAL_RACE = RaceOptions()
@@ -64,16 +64,20 @@ def bench_norms(
     options: RaceOptions = _USUAL_RACE,
     progress: Progress | None = None,
 ) -> Race:
-    """Race the forms of each norm, one norm after the other, in onnxruntime on the CPU and, where it is and a GPU too,
-    in TensorRT.
+    """Race the forms of each norm, one norm after the other.
+
+    The norms run in onnxruntime on the CPU, and in TensorRT if it and a GPU are present.
 
     Args:
-        implementations: of `IMPLEMENTATIONS`; empty: all. "plugin" is our kernel in a TensorRT engine, beside
-        TensorRT's own layer.
+        implementations: forms from `IMPLEMENTATIONS`; empty means all. "plugin" is our kernel in a TensorRT engine,
+            raced beside TensorRT's own layer.
+
+    Returns:
+        The times and errors of all forms.
 
     Raises:
-        InputError: there is nothing to race, no such implementation, or it is none of these norms'.
-        RuntimeUnavailable: what could be raced can't run here.
+        InputError: there is nothing to race, no such form, or none of these norms has it.
+        RuntimeUnavailable: the runtime of every chosen form is missing here.
     """
     threads = options.threads
     rounds = options.rounds
@@ -126,10 +130,18 @@ def race_norms(
     options: RaceOptions,
     progress: Progress | None = None,
 ) -> Race:
-    """The norms of one ONNX file, or the usual ones of a kind.
+    """Race the norms of one ONNX file, or the usual norms of a kind.
+
+    Args:
+        sources: one ONNX file, or nothing if ``kind`` is given.
+        implementations: forms to race; empty or ["all"] means all.
+        kind: a key of `USUAL`, "all", or None for the norms of the file.
+
+    Returns:
+        The times and errors of all forms.
 
     Raises:
-        InputError: it is not one file, or there is no such kind or implementation.
+        InputError: there is not exactly one file, or no such kind or form.
         GraphError: the file is broken.
     """
     sizes = parse_sizes(options.sizes)
@@ -166,13 +178,15 @@ def race_norms(
 def find_norm_cases(
     source: PathLike | onnx.ModelProto, sizes: Mapping[str, int] | None = None
 ) -> tuple[list[NormCase], list[str]]:
-    """The distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims, and notes on those
-    left out.
+    """Find the distinct norms of a file as ``optimize`` writes them, at the given sizes of dynamic dims.
 
-    Those that differ in epsilon alone take the same time, and are one.
+    Norms that differ only in epsilon take the same time and count as one.
+
+    Returns:
+        The norms, and a note for each one that can't be raced.
 
     Raises:
-        InputError: there is no such dim.
+        InputError: a dim of ``sizes`` is unknown.
         GraphError: the file is broken.
     """
     if isinstance(source, onnx.ModelProto):
@@ -180,7 +194,7 @@ def find_norm_cases(
     else:
         proto = load_onnx(source)
     usual = {d.name: d.opt for spec in read_record(proto).get("inputs", ()) for d in spec.shape if d.name is not None}
-    # for which every norm is one node
+    # For TensorRT every norm becomes one node.
     proto, _ = norm_optimizer.optimize_norms(proto, runtime="tensorrt")
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
@@ -208,7 +222,7 @@ def find_norm_cases(
 
 
 def _make_case(graph: Graph, node: gs.Node) -> NormCase | str:
-    """The norm that a standard node is, or why it can't be raced."""
+    """Read a standard norm node as a case, or return why it can't be raced."""
     kind = graph.dtype(node.inputs[0])
     dims = graph.shape(node.inputs[0])
     given = graph.attrs(node)
@@ -235,7 +249,11 @@ def _race_case(
     options: RaceOptions,
     progress: Progress | None,
 ) -> tuple[list[RaceEntry], Timing | None]:
-    """The entries of one norm, and their times; None where no form could be timed."""
+    """Race the forms of one norm.
+
+    Returns:
+        An entry for each form, and the times; None if no form could be timed.
+    """
     entries = list[RaceEntry]()
     running = list[LiveRunner]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -261,7 +279,7 @@ def _race_case(
 
 
 def _iter_contestants(case: NormCase, wanted: Sequence[str], engines: bool) -> Iterator[tuple[str, str]]:
-    """Runtime and form of each."""
+    """Yield runtime and form of each contestant."""
     yield from (("onnxruntime CPU", form) for form in case.distinct_forms if form in wanted)
     if engines:
         yield from (("TensorRT", form) for form in ("standard", PLUGIN) if form in wanted)
@@ -279,7 +297,7 @@ def _write_form(case: NormCase, form: str, runtime: str, folder: Path) -> Path:
 
 
 def _judge_entry(entry: RaceEntry, case: NormCase, runner: LiveRunner) -> RaceEntry:
-    """With its errors, and the reason where it does not compute the norm."""
+    """Add the errors to an entry, and a reason if the form does not compute the norm."""
     errors = []
     for offset in (0.0, FAR):
         feeds = case.feeds(offset)

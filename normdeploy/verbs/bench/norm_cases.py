@@ -1,14 +1,14 @@
-"""One norm in every form that a file can hold, as small models to race against each other, with the float64 result.
+"""Build one norm in every form that a file can hold, as small models to race, with the float64 result.
 
-    standard    the op itself; where the normalized axis is not the last, between transposes
+    standard    the op itself, between transposes if the normalized axis is not the last
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
     instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back,
                 and scale and shift as one BatchNormalization of mean 0 and variance 1
                 LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
     layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
     narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
-    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add, which onnxruntime joins
-    with the norm
+    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add; onnxruntime fuses Add with
+                the norm
 
 GroupNorm is Wu and He, arXiv 1803.08494; InstanceNorm Ulyanov et al., arXiv 1607.08022; both are layer norms (Ba et
 al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv 1910.07467.
@@ -39,18 +39,20 @@ _OPSET = 21
 
 @dataclass(frozen=True)
 class NormCase:
-    """A norm and the shape of its input.
+    """Norm and the shape of its input.
 
-    ``axis``: of LayerNorm and RMSNorm, from which on everything is normalized; ChannelLayerNorm and
-    BatchLayerNorm normalize axis 1 and axis 0 alone. ``groups``: of GroupNorm. ``dtype``: "float32", "float16" or
-    "float64".
+    Attributes:
+        axis: first normalized axis of LayerNorm and RMSNorm; ChannelLayerNorm normalizes axis 1 only, BatchLayerNorm
+            axis 0 only.
+        groups: number of groups of GroupNorm.
+        epsilon: a float32 number, so that an attribute holds it exactly.
+        dtype: "float32", "float16" or "float64".
     """
 
     kind: str
     shape: tuple[int, ...]
     axis: int = -1
     groups: int = 1
-    # a float32 number, which an attribute holds as it is
     epsilon: float = 2.0**-17
     dtype: str = "float32"
 
@@ -64,7 +66,7 @@ class NormCase:
 
     @property
     def distinct_forms(self) -> tuple[str, ...]:
-        """Those that differ from one another."""
+        """Return the names of the forms that differ from one another for this kind."""
         more = {
             "LayerNorm": ("instance", "narrow"),
             "RMSNorm": ("narrow",),
@@ -75,8 +77,12 @@ class NormCase:
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
     def scale_and_shift(self) -> tuple[Array, Array]:
-        """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
-        as (C, 1, ...)."""
+        """Draw scale and shift.
+
+        Returns:
+            Two float64 arrays of numbers that ``dtype`` holds exactly; of the normalized shape, or (C, 1, ...) for
+            norms with one number per channel.
+        """
         rank = len(self.shape)
         if self.kind in _OF_ROWS:
             shape = self.shape[self.axis % rank :]
@@ -91,12 +97,20 @@ class NormCase:
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
 
     def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, Array]:
-        """Standard normal numbers around ``offset``."""
+        """Draw standard normal numbers around ``offset``.
+
+        Returns:
+            {"x": array of ``shape`` in ``dtype``}.
+        """
         values = np.random.default_rng(seed).standard_normal(self.shape, np.float32) + np.float32(offset)
         return {"x": values.astype(self.dtype)}
 
     def evaluate_float64(self, x: Array) -> Array:
-        """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
+        """Evaluate the norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula.
+
+        Returns:
+            A float64 array of the shape of ``x``.
+        """
         gamma, beta = self.scale_and_shift()
         if self.kind == "RMSNorm":
             op = "RMSNormalization"
@@ -112,8 +126,14 @@ class NormCase:
         return normal.reshape(x.shape) * gamma + beta
 
     def allowed_error(self, x: Array) -> float:
-        """The error of statistics that are right to a few units of the largest element, the result rounded once more
-        (`rounding`)."""
+        """Bound the error of a correct implementation on ``x``.
+
+        The statistics may be off by a few roundoff units of the largest element, and the result is rounded once more
+        (`normdeploy.compare.rewrite_errors`).
+
+        Returns:
+            The absolute error that is allowed.
+        """
         rows = self._normalized_rows(x)
         spread = np.square(rows if self.kind == "RMSNorm" else rows - rows.mean(axis=1, keepdims=True)).mean(axis=1)
         steep = float((1 + np.abs(rows).max(axis=1) / np.sqrt(spread + self.epsilon)).max())
@@ -123,7 +143,7 @@ class NormCase:
         )
 
     def _normalized_rows(self, x: Array) -> Array:
-        """What is normalized, in float64 as a matrix, each row by itself."""
+        """Return the input in float64 as a matrix; each row is normalized by itself."""
         x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
             return x.transpose(self._permutation_to_last).reshape(-1, x.shape[_ACROSS[self.kind]])
@@ -135,13 +155,13 @@ class NormCase:
 
     @property
     def _permutation_to_last(self) -> list[int]:
-        """The permutation that brings the normalized axis of ChannelLayerNorm or BatchLayerNorm to the end."""
+        """Return the permutation that moves the normalized axis of ChannelLayerNorm or BatchLayerNorm to the end."""
         own = _ACROSS[self.kind]
         return [*(a for a in range(len(self.shape)) if a != own), own]
 
     @property
     def _rows_per_sample(self) -> int:
-        """Rows of a sample."""
+        """Return the number of normalized rows of a sample."""
         if self.kind == "LayerNorm":
             return math.prod(self.shape[1 : self.axis % len(self.shape)])
         if self.kind == "InstanceNorm":
@@ -149,7 +169,11 @@ class NormCase:
         return self.groups
 
     def make_model(self, form: str) -> onnx.ModelProto:
-        """
+        """Build a model that computes the norm in ``form``.
+
+        Returns:
+            A model with input ``x`` and output ``y``.
+
         Raises:
             ValueError: the norm has no such form.
         """
@@ -227,8 +251,9 @@ class NormCase:
 
     @staticmethod
     def _residual_body(op: str) -> str:
-        """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two
-        tensors."""
+        """Write x + x; the second x passes a Reshape that onnxruntime keeps, because its fused kernel needs two
+        tensors.
+        """
         return f"again = Reshape(x, whole) t = {op}(x, again)"
 
     def _residual_sum_body(self) -> str:
@@ -270,7 +295,7 @@ class NormCase:
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
         }[form]
         affine = "s = Mul(w, gamma) y = Add(s, beta)"
-        # as `forms.group_norm` writes it
+        # `forms.group_norm` writes scale and shift the same way.
         if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":
             affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
         return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -1,4 +1,4 @@
-"""Files that other tools write of the same model, raced beside ours: plain export, and other optimizers' results."""
+"""Write the files of other tools for the same model, to race beside ours: plain export and other optimizers' files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,34 @@ PLAIN = "plain"
 
 
 def optimize_with_onnxslim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    """Optimize a model with onnxslim.
+
+    Returns:
+        The optimized model.
+    """
     made: onnx.ModelProto = import_module("onnxslim").slim(plain)
     return made
 
 
 def optimize_with_onnxsim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    """Optimize a model with onnxsim.
+
+    Returns:
+        The optimized model.
+    """
     made: onnx.ModelProto = import_module("onnxsim").simplify(plain)[0]
     return made
 
 
 def optimize_with_ort_transformers(plain: onnx.ModelProto, kind: str = "bert") -> onnx.ModelProto:
-    """`onnxruntime.transformers.optimizer` without onnxruntime's own optimizer, which runs when the file is loaded;
-    heads and width as it finds them."""
+    """Optimize a model with `onnxruntime.transformers.optimizer`, which detects the number of heads and the hidden
+    size.
+
+    onnxruntime's own optimizer is left out; it runs when the file is loaded.
+
+    Returns:
+        The optimized model.
+    """
     fusion = import_module("onnxruntime.transformers.optimizer")
     made: onnx.ModelProto = fusion.optimize_by_fusion(onnx.ModelProto.FromString(plain.SerializeToString()), kind).model
     return made
@@ -47,7 +63,11 @@ PEERS = (PLAIN, *_TOOLS)
 
 
 def check_peers(names: Sequence[str]) -> None:
-    """Raises InputError where a name is none of `PEERS`, or its package is not installed."""
+    """Check that each name is one of `PEERS` and that its package is installed.
+
+    Raises:
+        InputError: a name is unknown or its package is missing.
+    """
     for name in names:
         if name not in PEERS:
             raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
@@ -64,9 +84,12 @@ def check_peers(names: Sequence[str]) -> None:
 def write_peer_files(
     names: Sequence[str], model: LoadedModel | None, files: Sequence[PathLike], folder: Path
 ) -> tuple[list[Path], list[NotRun]]:
-    """Files in ``folder``, one for each of ``names`` (`PEERS`), and what could not be written.
+    """Write a file into ``folder`` for each of ``names`` (`PEERS`).
 
-    The plain export is what ``torch.onnx.export`` writes of ``model``; without a model it is the first of ``files``.
+    ``torch.onnx.export`` writes the plain file from ``model``; without a model it is the first of ``files``.
+
+    Returns:
+        Paths of the files, and the tools that failed, with their reasons.
 
     Raises:
         InputError: there is neither a model nor an ONNX file.
@@ -79,11 +102,11 @@ def write_peer_files(
         try:
             with silence_torch():
                 program = torch.onnx.export(model.program, dynamo=True, verbose=False)
-                # None comes from the old exporter only
+                # Only the old exporter returns None.
                 assert program is not None
                 program.save(plain)
         except Exception as error:
-            # whatever torch raises
+            # torch raises errors of many types.
             message = " ".join(str(error).split())[:200]
             raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {message}") from error
     proto = load_onnx(plain if model is not None else files[0])
@@ -100,6 +123,6 @@ def write_peer_files(
                 save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
             paths.append(path)
         except Exception as error:
-            # whatever the tool raises
+            # The tools raise errors of many types.
             not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
     return paths, not_run

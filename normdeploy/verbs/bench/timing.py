@@ -1,10 +1,11 @@
-"""Timing whose ratios hold on a busy machine: every contestant in every round, in random order, compared within the
-round.
+"""Time contestants so that their ratios are reliable on a busy machine.
 
-A round gives each contestant one turn: a call that is not counted (the others have had the caches since its last one),
-then as many calls as fit into a few milliseconds. What slows the machine down for longer than a round slows all of
-them, and a ratio is taken between the turns of one round, so that it cancels. The warm-up is made of such rounds too,
-and ends when no contestant gets faster or slower.
+Every contestant runs in every round, in random order, and is compared within the round.
+
+A round gives each contestant one turn. A turn is one call that is not counted (the others have used the caches since
+its last one), then as many calls as fit into a few milliseconds. A slowdown of the machine that lasts longer than a
+round affects all of them. Ratios are taken between the turns of one round, so the slowdown cancels. The warm-up
+consists of such rounds too, and ends when no contestant gets faster or slower.
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ from ...types import Progress
 
 Call = Callable[[], object]
 
-# seconds
+# Length of a turn in seconds.
 TURN = 0.005
-# of a turn
+# Maximum number of calls in a turn.
 MOST_CALLS = 1000
-# rounds, share, rounds
+# Rounds that are compared, relative change that counts as steady, and maximum rounds of warm-up.
 WINDOW, DRIFT, MOST_WARMUP = 5, 0.05, 60
-# samples that a report holds
+# Maximum number of samples in a report.
 KEPT = 400
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times in seconds. ``calls[i]`` are those of contestant i in the order made, ``turns[i]`` its median call of each
-    round.
+    """Times of a race in seconds.
 
-    ``warmup``: rounds that are not in them; ``unsteady``: the contestants whose times still moved after the longest
-    warm-up.
+    Attributes:
+        calls: ``calls[i]`` are the calls of contestant i, in the order made.
+        turns: ``turns[i]`` is the median call of contestant i in each round.
+        warmup: rounds that are not counted.
+        unsteady: contestants whose times still moved after the longest warm-up.
     """
 
     calls: tuple[tuple[float, ...], ...]
@@ -49,29 +52,47 @@ class Timing:
     unsteady: tuple[int, ...]
 
     def percentile(self, i: int, share: float) -> float:
-        """Of contestant i's calls, in seconds; ``share`` from 0 to 100."""
+        """Compute a percentile of contestant i's calls.
+
+        Args:
+            share: the percentile, from 0 to 100.
+
+        Returns:
+            Seconds.
+        """
         return float(np.percentile(self.calls[i], share))
 
     def sample_calls(self, i: int) -> tuple[float, ...]:
-        """At most `KEPT` of contestant i's calls, evenly taken, in the order made; seconds."""
+        """Choose at most `KEPT` of contestant i's calls, evenly.
+
+        Returns:
+            Seconds, in the order made.
+        """
         calls = self.calls[i]
         if len(calls) > KEPT:
             return tuple(calls[n * len(calls) // KEPT] for n in range(KEPT))
         return calls
 
     def round_ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
-        """Contestant i's time over that of ``base`` in the same round: the median over the rounds, and its 95 %
-        interval."""
+        """Compare contestant i with ``base`` in the same rounds.
+
+        Returns:
+            Median over the rounds of the ratio of their times, and the ends of its 95 % interval.
+        """
         ratios = [own / other for own, other in zip(self.turns[i], self.turns[base], strict=True)]
         return (statistics.median(ratios), *median_interval(ratios))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % confidence interval of the median, whatever the distribution: two of the values themselves.
+    """Compute a 95 % confidence interval of the median for any distribution.
 
-    How many of n values lie below the median is binomial(n, 1/2); of fewer than six values even the outermost two hold
-    it less often.
+    The number of n values below the median is binomial(n, 1/2). With fewer than six values, even the outermost two
+    contain the median with less than 95 % probability.
+
     Source: Conover, Practical Nonparametric Statistics, 3rd ed. 1999, section 3.2.
+
+    Returns:
+        Two of the values: the ends of the interval.
     """
     n = len(values)
     ordered = sorted(values)
@@ -95,17 +116,21 @@ def race_calls(
     """Time ``calls`` against each other.
 
     Args:
-        rounds: that are counted; the warm-up comes before them.
-        seed: of the order in which they take their turns.
-        clock: seconds.
+        rounds: number of counted rounds, after the warm-up.
+        seed: seed of the order within the rounds.
+        clock: returns seconds.
         progress: called with (stage, done, total).
-        most_warmup: rounds after which the counted ones begin although times still move.
+        most_warmup: rounds of warm-up after which counting begins even if times still move.
+
+    Returns:
+        The times of all calls.
     """
     rng, counts = random.Random(seed), [1] * len(calls)
     turns: list[list[float]] = [[] for _ in calls]
     made: list[list[float]] = [[] for _ in calls]
 
     def run_round() -> None:
+        """Give each contestant a turn, in random order."""
         order = list(range(len(calls)))
         rng.shuffle(order)
         for i in order:
@@ -132,7 +157,11 @@ def race_calls(
 
 
 def is_steady(turns: Sequence[float]) -> bool:
-    """Whether the last rounds took as long as those before them."""
+    """Check that the last rounds took as long as those before them.
+
+    Returns:
+        False also if there are fewer than two windows of rounds.
+    """
     if len(turns) < 2 * WINDOW:
         return False
     before = statistics.median(turns[-2 * WINDOW : -WINDOW])
@@ -152,7 +181,7 @@ def _time_turn(call: Call, count: int, clock: Callable[[], float]) -> list[float
 
 @contextmanager
 def _pause_garbage_collector() -> Iterator[None]:
-    """Without Python's cycle collector, whose pauses belong to nobody's latency."""
+    """Turn off Python's cycle collector; its pauses belong to no contestant's latency."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()

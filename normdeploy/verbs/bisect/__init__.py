@@ -1,1 +1,1 @@
-"""Where a wrong file goes wrong: the first tensor, the node, the likely cause, a reproduction."""
+"""Find the first wrong tensor of a file, the node that makes it wrong, and the cause."""

@@ -1,4 +1,4 @@
-"""Attributes of a node that change what it computes, and the padding, windows and groups that it states."""
+"""Try other attributes of a node, among them its padding, windows and groups."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...runtimes.float64_evaluator import NodeChange
 from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, attributes_with_defaults, with_attributes
 
-# on one side
+# Maximum padding on one side.
 _MOST_PADS = 8
 _MOST_GROUPS = 512
-# entries of a list that is shown whole
+# Maximum number of entries of a list that is shown whole.
 _MOST_SHOWN = 8
-# of a longer one, that differ
+# Maximum number of differing entries that are shown of a longer list.
 _MOST_ENTRIES = 3
-# elements of a result, of which other sizes are tried
+# Maximum number of elements of a result whose windows are varied.
 _MOST_MADE = 100_000
 _STRIDES = _DILATIONS = (1, 2, 3)
 _WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")
-# Op -> attribute -> the values that are tried, each by itself.
+# Op -> attribute -> values that are tried one by one.
 _CHOICES: dict[str, dict[str, tuple[object, ...]]] = {
     "AveragePool": {"count_include_pad": (0, 1), "ceil_mode": (0, 1)},
     "MaxPool": {"ceil_mode": (0, 1)},
@@ -55,16 +55,20 @@ _RESIZE: dict[str, tuple[object, ...]] = {
     "nearest_mode": ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil"),
     "cubic_coeff_a": (-0.75, -0.5),
 }
-# Op -> what one of its inputs says, and the place of that input.
+# Op -> meaning and index of its integer input.
 _INTEGER_INPUTS = {"CumSum": ("axis", 1), "Trilu": ("diagonal", 1), "TopK": ("k", 1), "Slice": ("axis", 3)}
 _FARTHEST_DIAGONAL = 3
 _MOST_WHOLE = 64
-# attribute -> the mode of Resize that reads it
+# Attribute -> the mode of Resize that reads it.
 _ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}
 
 
 def try_attributes(at: TrialNode) -> Iterator[Trial]:
-    """Set attributes of a node to other values, alone or with those that act together."""
+    """Set attributes of a node to other values, alone or with those that act together.
+
+    Yields:
+        Trials of kind "attribute".
+    """
     if not at.is_standard():
         return
     for attribute, choices in _CHOICES.get(at.op, {}).items():
@@ -84,7 +88,11 @@ def try_attributes(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_integer_inputs(at: TrialNode) -> Iterator[Trial]:
-    """Let a node read another whole number: the axis of a CumSum or Slice, the diagonal of a Trilu, the k of a TopK."""
+    """Try other integers for an input: the axis of a CumSum or Slice, the diagonal of a Trilu, the k of a TopK.
+
+    Yields:
+        Trials of kind "axis" or "attribute".
+    """
     x = at.input_value(0)
     if x is None or not at.is_standard(*_INTEGER_INPUTS):
         return
@@ -109,7 +117,11 @@ def try_integer_inputs(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_model_attributes(at: TrialNode) -> Iterator[Trial]:
-    """Give a node all attributes of a reference's node of its kind."""
+    """Give a node all attributes of a similar node of the reference.
+
+    Yields:
+        A trial for each similar node whose attributes differ.
+    """
     for theirs in _iter_similar_nodes(at):
         differs = _differing_attributes(at, attributes_with_defaults(at.exact, theirs))
         if differs:
@@ -118,7 +130,11 @@ def try_model_attributes(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_model_integers(at: TrialNode) -> Iterator[Trial]:
-    """Give a node the fixed integers that a reference's node of its kind reads."""
+    """Give a node the fixed integers that a similar node of the reference reads.
+
+    Yields:
+        A trial for each similar node whose integers differ.
+    """
     for theirs in _iter_similar_nodes(at):
         inputs: dict[int, Array] = {}
         told: list[str] = []
@@ -156,7 +172,11 @@ def _format_value(value: object) -> str:
 
 
 def describe_two_values(name: str, own: object, right: object) -> str:
-    """Tell what a node has as ``name`` and what the model has: of long lists the entries that differ."""
+    """Describe a value of a node beside the model's; for long lists, only the entries that differ.
+
+    Returns:
+        For example "axis 1 where the model has 2".
+    """
     if not isinstance(own, list) or not isinstance(right, list) or max(len(own), len(right)) <= _MOST_SHOWN:
         return f"{name} {_format_value(own)} where the model has {_format_value(right)}"
     if len(own) != len(right):
@@ -183,13 +203,15 @@ def _iter_resize_modes() -> Iterator[dict[str, object]]:
     for values in itertools.product(*_RESIZE.values()):
         chosen = dict(zip(_RESIZE, values, strict=True))
         unread = [name for name, mode in _ONLY.items() if chosen["mode"] != mode]
-        # The first choice stands for all where the mode does not read the attribute.
+        # If the mode does not read an attribute, its first choice is enough.
         if all(chosen[name] == _RESIZE[name][0] for name in unread):
             yield {name: value for name, value in chosen.items() if name not in unread}
 
 
 def _iter_windows(at: TrialNode) -> Iterator[dict[str, object]]:
-    """Yield pads at the other sides, then other pads, strides and dilations, alike along every axis."""
+    """Yield the same total padding shared otherwise between the sides, then other pads, strides and dilations, equal
+    along all axes.
+    """
     kernel = at.attributes.get("kernel_shape")
     if kernel is None and at.name_of_input(1) in at.exact.weights:
         kernel = list(at.exact.weights[at.name_of_input(1)].dims[2:])
@@ -217,7 +239,7 @@ def _iter_windows(at: TrialNode) -> Iterator[dict[str, object]]:
 
 
 def _iter_padding_shares(pads: Sequence[int]) -> Iterator[list[int]]:
-    """Yield each way to share the padding of an axis among its two sides, alike along every axis."""
+    """Yield each way to share the padding of an axis between its two sides, equal along all axes."""
     before, after = np.reshape(pads, (2, -1))
     total = before + after
     for share in range(min(max(total, default=0), _MOST_PADS) + 1):
@@ -226,7 +248,7 @@ def _iter_padding_shares(pads: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _try_moved_padding(at: TrialNode) -> Iterator[Trial]:
-    """Pad each axis by as much, at the other side or at both."""
+    """Pad each axis by the same total, but shared otherwise between its two sides."""
     pads = at.fixed_input(1, "iub")
     if pads is None or pads.ndim != 1 or len(pads) % 2:
         return
@@ -238,7 +260,11 @@ def _try_moved_padding(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_num_groups(at: TrialNode) -> Iterator[Trial]:
-    """Let a norm of groups have another number of groups."""
+    """Try other numbers of groups for GroupNormalization or InstanceNormalization.
+
+    Yields:
+        Trials that replace the node's result by the norm over that many groups.
+    """
     x = at.input_value(0)
     scale = at.fixed_input(1, "f")
     bias = at.fixed_input(2, "f")
@@ -251,7 +277,7 @@ def try_num_groups(at: TrialNode) -> Iterator[Trial]:
         groups = at.attributes.get("num_groups")
     else:
         return
-    # A form that reshapes to groups has a scale of ones there, and says nothing of channels.
+    # A form that reshapes to groups has a scale of ones there, so the number of channels is unknown.
     elements = x.shape[1]
     column = [1, -1, *[1] * (x.ndim - 2)]
     if scale.size != x.shape[1] or bool((scale == scale.flat[0]).all() and (bias == bias.flat[0]).all()):

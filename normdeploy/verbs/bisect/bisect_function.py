@@ -1,4 +1,4 @@
-"""Finds why parity fails: the first wrong tensor, its node, the cause."""
+"""Find why a comparison fails: the first wrong tensor, its node and the cause."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from .file_bisection import search_faults as search
 
 @take_fields_as_arguments(BisectCall, onnx="onnx_path")
 def bisect(call: BisectCall) -> Bisection:
-    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it wrong, and the cause
     (``verbs.bisect.file_bisection``).
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
-        engines: compared too, at their outputs only.
-        source: the model as for ``verify``, or an ONNX file, an onnx.ModelProto or a session that is right.
+        engines: engines that are also compared, only at their outputs.
+        source: the model as for ``verify``, or a correct ONNX file, onnx.ModelProto or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
-        dataset, labels, map, runners, progress, and how the model is loaded: as for ``verify``.
-        onnx_path: the file; where ``source`` is a result it need not be given.
+            dataset, labels, map, runners, progress, and how the model is loaded: as for ``verify``.
+        onnx_path: the file; may be left out if ``source`` is a result of ``export``.
+
+    Returns:
+        The faults with their nodes and causes, and the comparison of ``verify``; true if nothing leaves the bound.
 
     Raises:
-        NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
+        NormdeployError: one of ``normdeploy.errors``. A fault raises nothing; it makes the result false.
     """
     stage = StageTimer(call.progress)
     if call.output is not None:

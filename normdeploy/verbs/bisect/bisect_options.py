@@ -1,4 +1,4 @@
-"""What ``bisect`` is asked."""
+"""Options and arguments of ``bisect``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesOptions:
-    """What ``bisect`` writes, and what it compares besides the file."""
+    """Options for the files that ``bisect`` writes, and for the engines that it also compares."""
 
     output: PathLike | None = option_field(
         None,
@@ -40,12 +40,12 @@ class FilesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectOptions(RunnersOption, ComparisonOptions, FilesOptions):
-    """What ``bisect`` is asked."""
+    """Options of ``bisect``."""
 
 
 @dataclass(frozen=True)
 class BisectCall(BisectOptions, LoadingOptions):
-    """What ``bisect`` is called with."""
+    """Arguments of a call of ``bisect``."""
 
     source: Source | onnx.ModelProto | Any
     onnx_path: Onnx = ""

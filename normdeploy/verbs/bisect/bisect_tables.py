@@ -1,4 +1,4 @@
-"""What ``bisect`` found, on the terminal."""
+"""Print the faults that ``bisect`` found."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WRONG = {
     "runtime": "the runtime computes it otherwise than ONNX defines it",
     "between": "each node is right on right inputs, and small errors grow",
 }
-# nodes that are named
+# Maximum number of nodes that are named.
 _MANY = 8
 
 
 def show_bisection(console: Console, bisection: Bisection) -> None:
-    """Each fault, what could not be looked into, and the verdict."""
+    """Print each fault, the runtimes that were not searched, the notes and the verdict."""
     for number, fault in enumerate(bisection.faults, 1):
         module = escape_line(fault.module) or "the model itself"
         console.print(Text(f"{number}. {module}", style="red").append(f"  ({_WRONG[fault.wrong]})", style="default"))

@@ -1,4 +1,4 @@
-"""Nodes inside the bodies of an If, Loop or Scan: each is tried as the reference has it, or left out."""
+"""Try nodes inside the bodies of an If, Loop or Scan: each as the reference has it, or left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from .trial_changes import Trial, TrialNode, copy_node
 
 
 def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
-    """Change one node of a body."""
+    """Change one node of a body.
+
+    Yields:
+        Trials with the reference's node, or without a node that the reference lacks.
+    """
     own = _inner_nodes(at.node)
     if not own:
         return
@@ -34,7 +38,11 @@ def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_exchanged_branches(at: TrialNode) -> Iterator[Trial]:
-    """Take the branches of an If in each other's place."""
+    """Exchange the branches of an If.
+
+    Yields:
+        One trial.
+    """
     if not at.is_standard("If"):
         return
     other = {"then_branch": "else_branch", "else_branch": "then_branch"}
@@ -45,7 +53,7 @@ def try_exchanged_branches(at: TrialNode) -> Iterator[Trial]:
 
 
 def _inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes of all bodies inside a node."""
+    """Return the nodes of all bodies inside a node."""
     return [inner for graph in iter_subgraphs(node) for inner in graph.node]
 
 
@@ -56,7 +64,7 @@ def _replace_inner_node(node: onnx.NodeProto, number: int, other: onnx.NodeProto
 
 
 def _key_of_node(node: onnx.NodeProto) -> tuple[object, ...]:
-    """Key of a node's computation, independent of its name."""
+    """Return a key of a node's computation, without its name."""
     return node.op_type, node.domain, list(node.input), sorted(a.SerializeToString() for a in node.attribute)
 
 

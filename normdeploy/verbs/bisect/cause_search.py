@@ -1,5 +1,7 @@
-"""What kind of mistake a fault is: each kind is tried in float64, and the one that brings the right values back is the
-likely one."""
+"""Find the kind of mistake behind a fault.
+
+Each kind is tried in float64. The likely cause is the kind whose change restores the right values.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,31 @@ from .reference_program import ReferenceProgram
 from .trial_changes import Cause, TrialSpot
 from .weight_trials import try_parameters
 
-# What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
+# These explain nearly everything: a gamma that is off by the root of n / (n - 1) is also a wrong weight.
 _LAST = ("weights", "added", "input")
-# What a softmax or a norm behind it makes nothing of explains even more: a sum in the place of a product.
+# These explain even more: a softmax or a norm behind it may hide a sum in place of a product.
 _LAST_OF_ALL = ("operator",)
-# elements that take as long as the call of a node
+# Number of elements that take as long as the call of a node.
 _NODE = 10_000
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-# of a sum of products that take as long as an element
+# Number of terms of a sum of products that take as long as an element.
 _TERMS = 20
-# elements that the trials of one spot compute: a few seconds
+# Maximum number of elements that the trials of one spot compute: a few seconds.
 _MOST = 300_000_000
 
 
 def find_cause(
     exact: Float64Evaluator, known: Arrays, spot: FaultSpot, program: ReferenceProgram, held: Arrays, reference: Arrays
 ) -> Cause:
-    """Name the likely cause.
+    """Find the likely cause of a fault.
 
     Args:
-        known: right values of all that the spot reads, float64.
-        held: results of the model's operators that the file has too.
-        reference: of all the model's operators around the spot.
+        known: right values of all tensors that the spot reads, float64.
+        held: results of the model's operators that the file also has.
+        reference: results of all the model's operators around the spot.
+
+    Returns:
+        The cause; of kind "unknown" if no change explains the fault.
     """
     every = exact.evaluate_nodes(spot.places, known)
     around = TrialSpot(exact, tensor_values(every), spot, program)
@@ -55,7 +60,7 @@ def find_cause(
             right.append((error, trial.cause))
         if afresh.is_spent:
             break
-    # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
+    # A number may be wrong only in a node that the model also has: otherwise a division by 1.01 would pass for 1.
     if spot.node:
         operator = program.operator_kind(spot.node)
     else:
@@ -80,14 +85,14 @@ def _rank(error: float, cause: Cause) -> tuple[bool, bool, bool, float]:
 
 
 def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> bool:
-    """Return whether a node that is said to be added is of the kind of the model's operator."""
+    """Check that the cause is an added node of the same kind as the model's operator."""
     if cause.kind != "added" or cause.place is None:
         return False
     return exact.nodes[cause.place].op_type.lower() in operator
 
 
 def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Cause | None:
-    """A weight that explains what the rows leave that a mask hides whole."""
+    """Find a weight that explains the error outside the rows that a mask hides completely."""
     for at in around.nodes:
         for hidden in try_hidden_rows(at):
             for reader in around.nodes:
@@ -100,7 +105,7 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
 
 
 def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecomputer) -> Cause | None:
-    """The operator whose result the model has where a node of the spot reads a right tensor."""
+    """Find the operator whose result the model has in place of a right tensor that a node of the spot reads."""
     spot = around.spot
     program = around.program
     made = {name for at in around.nodes for name in at.node.output}
@@ -121,10 +126,10 @@ def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecom
 
 
 class SpotRecomputer:
-    """Computes anew what a change touches of a spot, and nothing else, as long as the budget lasts.
+    """Recompute only the nodes of a spot that a change affects, as long as the budget lasts.
 
     Args:
-        values: of all that the spot reads and makes, as the file has them.
+        values: all tensors that the spot reads and makes, as the file has them.
     """
 
     def __init__(self, exact: Float64Evaluator, values: Arrays, spot: FaultSpot) -> None:
@@ -137,10 +142,15 @@ class SpotRecomputer:
 
     @property
     def is_spent(self) -> bool:
+        """Return whether the budget of elements is used up."""
         return self._left < 0
 
     def largest_error(self, change: NodeChange) -> float:
-        """Return the largest error of the spot's end with ``change``."""
+        """Compute the largest error of the spot's end with ``change``.
+
+        Returns:
+            The absolute error; inf if the end is NaN or Inf by mistake, has another shape or can't be computed.
+        """
         got = self._evaluate_end(change)
         if got is None:
             return math.inf
@@ -150,7 +160,12 @@ class SpotRecomputer:
         return found.error
 
     def error_tensor(self, change: NodeChange) -> Array | None:
-        """Return the error of the spot's end; None if it is not finite, has another shape or can't be computed."""
+        """Compute the error of the spot's end with ``change``.
+
+        Returns:
+            Elementwise difference from the expected value; None if it is not finite, has another shape or can't be
+            computed.
+        """
         got = self._evaluate_end(change)
         if got is None or got.dtype.kind != "f":
             return None
@@ -161,7 +176,9 @@ class SpotRecomputer:
         return None
 
     def _evaluate_end(self, change: NodeChange) -> Array | None:
-        """The spot's end with ``change``, in the shape that it should have."""
+        """Compute the spot's end with ``change``, in the expected shape; None if it can't be computed or has another
+        size.
+        """
         places = self._affected_places(change)
         anew = {name for p in places for name in self._exact.nodes[p].output}
         self._left -= sum(map(self._node_cost, places))
@@ -172,7 +189,7 @@ class SpotRecomputer:
             got = self._exact.evaluate_nodes(places, known, change).get(self._spot.end)
         except NotEvaluated:
             return None
-        # A node that is tried in another's place may write fewer tensors.
+        # A node that replaces another may write fewer tensors.
         if got is None:
             return None
         expected = self._spot.expected
@@ -181,7 +198,7 @@ class SpotRecomputer:
         return None
 
     def _node_cost(self, place: int) -> float:
-        """Return what computing a node takes, in elements of one that is computed element by element."""
+        """Return the cost of a node, in elements of an elementwise op."""
         node = self._exact.nodes[place]
         made = sum(self._tensors[name].size for name in node.output if name in self._tensors)
         if len(node.input) > 1 and node.op_type in _PRODUCTS:
@@ -195,7 +212,7 @@ class SpotRecomputer:
         return _NODE + made * (1 + terms / _TERMS)
 
     def _affected_places(self, change: NodeChange) -> list[int]:
-        """The places whose results may differ by ``change``."""
+        """Return the places whose results ``change`` may affect."""
         first = {*change.nodes, *(place for place, _ in change.inputs)}
         touched = set(change.given)
         places = list[int]()

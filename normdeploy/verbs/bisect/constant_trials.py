@@ -1,5 +1,7 @@
-"""Constants of a file that are not the model's, however many nodes read them: positions, frequencies, masks, windows,
-indices."""
+"""Find constants of a file that differ from the model's, however many nodes read them.
+
+Examples are positions, frequencies, masks, windows and indices.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text
 
-# relative: a constant that was computed in float32
+# Relative error of a constant that was computed in float32.
 _NEAR = 2.0**-20
-# of the model's that are tried in the place of one
+# Maximum number of constants of the model that are tried in place of one.
 _MOST = 8
 
 
 @dataclass(frozen=True)
 class _Swap:
-    """A constant of the file, and the model's that may stand in its place, in its shape."""
+    """Constant of the file, and the model's constant that may replace it, in the same shape."""
 
     name: str
     value: Array
@@ -34,16 +36,23 @@ class _Swap:
 def find_wrong_constant(
     exact: Float64Evaluator, values: Arrays, spot: FaultSpot, fixed: Arrays, program: ReferenceProgram
 ) -> Cause | None:
-    """Name the constant that explains a spot, the one nearest to where it is stored; of several that do so together
-    all.
+    """Find the constant that explains a spot, or the constants that explain it together.
 
     Args:
-        values: of all that the spot reads and makes, as the file has them.
+        values: all tensors that the spot reads and makes, as the file has them.
         fixed: the model's tensors that depend on no input.
+
+    Returns:
+        The cause with the constants' right values; None if constants don't explain the spot.
     """
     afresh = SpotRecomputer(exact, values, spot)
 
     def is_right_with(swaps: Iterable[_Swap]) -> bool:
+        """Check that the spot's end is right with constants replaced.
+
+        Returns:
+            True if its error is within the bound.
+        """
         given = {swap.name: swap.right for swap in swaps}
         return afresh.largest_error(NodeChange(given=given)) <= spot.allowed
 
@@ -56,7 +65,7 @@ def find_wrong_constant(
             if afresh.is_spent:
                 return None
         nearest += swaps[:1]
-    # All floating constants that are none of the model's, without those that need not be.
+    # Replace all floating constants that are not the model's, then take back those that are not needed.
     chosen = [swap for swap in nearest if swap.value.dtype.kind == "f"]
     if len(chosen) < 2 or not is_right_with(chosen):
         return None
@@ -70,7 +79,7 @@ def find_wrong_constant(
 def _iter_foreign_constants(
     exact: Float64Evaluator, values: Arrays, places: Iterable[int], fixed: Arrays
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the constants that nodes read and that are none of the model's, in the file's order."""
+    """Yield the constants that nodes read and the model does not have, in the file's order."""
     for name in dict.fromkeys(name for p in places for name in exact.read_names(exact.nodes[p])):
         if name not in exact.sizes:
             continue
@@ -103,7 +112,7 @@ def _elementwise_difference(value: Array, own: Array) -> Array:
 
 
 def _similar(value: Array, fixed: Arrays) -> list[str]:
-    """The model's that may stand in the place of a constant, the nearest first."""
+    """Return names of the model's constants that may replace a constant, nearest first."""
     names = [name for name, own in fixed.items() if _is_comparable(value, own)]
     return sorted(names, key=lambda name: _largest_difference(value, fixed[name]))
 

@@ -1,10 +1,11 @@
-"""Where inside a stretch of nodes a file stops computing what the PyTorch model computes, told by values.
+"""Find the place inside a stretch of nodes after which a file computes something else than the PyTorch model, by
+values.
 
-Both are evaluated in float64 from the same right tensors. A tensor of the file that holds what some tensor of the model
-holds, element by element in memory's order, is that tensor; fused and decomposed forms leave others without a
-counterpart, which says nothing. The fault lies where no path to the end meets a counterpart any more. How far it
-reaches is found by trial: put what the model has into a tensor of the file, and see whether the tensors after it find
-their counterparts again.
+Both are evaluated in float64 from the same right tensors. If a tensor of the file holds the same elements in the same
+memory order as a tensor of the model, the two are counterparts. Fused and decomposed forms leave other tensors without
+a counterpart, which proves nothing. The fault begins where every path to the end stops meeting counterparts. Its extent
+is found by trials: put the model's value into a tensor of the file, and check whether the tensors after it find their
+counterparts again.
 """
 
 from __future__ import annotations
@@ -20,24 +21,30 @@ from ...types import Array, Arrays
 from ..verify.parameter_orders import squeeze_shape
 from .reference_program import ReferenceProgram
 
-# elements that are looked at first
+# Number of elements that are compared first.
 _SAMPLE = 64
-# nodes that are evaluated to see whether a trial helps
+# Maximum number of nodes that are evaluated to see whether a trial helps.
 _NEAR = 60
-# of which one may be what the fault's end should be
+# Maximum number of operators whose value the fault's end may have, and of trials.
 _OPERATORS = 10
 _TRIALS = 60
-# of the nodes behind a fault that is taken away find a counterpart, whatever is fused
+# When a fault is mended, at least this share of the nodes behind it finds a counterpart, in any fused form.
 _PLENTY = 1 / 3
 
 
 @dataclass(frozen=True)
 class FaultSpot:
-    """The nodes at ``places`` make something else of right values than the model does: ``end`` should be ``expected``.
+    """Nodes at ``places`` that compute something else from right values than the model.
 
-    ``node``: the first operator of the PyTorch graph without a counterpart, "" where all have one; ``last``: the one
-    whose value ``end`` should have; ``operators``: those that the place stands for. ``left_out``: what ``places`` read,
-    or make, should be the result of ``node``, which the file leaves out.
+    Attributes:
+        places: indices of the nodes in the file.
+        end: the tensor of the file that should be ``expected``.
+        allowed: largest absolute error of ``end``.
+        node: first operator of the PyTorch graph without a counterpart, "" if all have one.
+        last: the operator whose value ``end`` should have.
+        operators: operators of the model that the nodes compute.
+        left_out: a tensor that ``places`` read or make and that should be the result of ``node``, which the file leaves
+            out; "" if nothing is left out.
     """
 
     places: tuple[int, ...]
@@ -51,7 +58,16 @@ class FaultSpot:
 
 
 def find_counterparts(values: Arrays, reference: Arrays, allowed: Mapping[str, float]) -> dict[str, list[str]]:
-    """Tensor of the file -> operators that give the same."""
+    """Find the operators whose results equal tensors of the file.
+
+    Args:
+        values: tensors of the file.
+        reference: results of the model's operators.
+        allowed: operator -> largest absolute error.
+
+    Returns:
+        Tensor of the file -> operators with the same elements; tensors without one are left out.
+    """
     by_size: dict[int, list[str]] = {}
     for node, value in reference.items():
         by_size.setdefault(value.size, []).append(node)
@@ -76,7 +92,7 @@ def _is_within_allowed(value: Array, other: Array, allowed: float) -> bool:
 
 
 def _reshape_like(value: Array, like: Array) -> Array:
-    """Return ``value`` in the shape of another of as many elements; as it is where they have not as many."""
+    """Return ``value`` in the shape of ``like``; unchanged if their sizes differ."""
     if value.size == like.size:
         return value.reshape(like.shape)
     return value
@@ -84,11 +100,15 @@ def _reshape_like(value: Array, like: Array) -> Array:
 
 @dataclass(kw_only=True, eq=False)
 class CounterpartSearch:
-    """One stretch of the file and of the PyTorch graph, from tensors that are right to ``end``, which is not.
+    """Search in one stretch of the file and of the PyTorch graph, from right tensors to ``end``, which is wrong.
 
-    ``known``: the right values of what the file's nodes start from, float64. ``reference``: values in float64 of the
-    operators of the stretch, and of ``starts``, with which it begins; ``allowed``: what each may be off by.
-    ``target``: the operator whose value ``end`` should have. ``fixed``: the model's tensors that depend on no input.
+    Attributes:
+        known: right values of the tensors that the file's nodes start from, float64.
+        reference: float64 values of the operators of the stretch and of ``starts``.
+        allowed: operator -> largest absolute error.
+        starts: operators that the stretch begins with.
+        target: the operator whose value ``end`` should have.
+        fixed: the model's tensors that depend on no input.
     """
 
     exact: Float64Evaluator
@@ -111,17 +131,22 @@ class CounterpartSearch:
 
     @property
     def wanted(self) -> Array:
-        """Expected value of the end tensor."""
+        """Return the expected value of the end tensor."""
         return _reshape_like(self.reference[self.target], self.values[self.end])
 
     @property
     def matched_operators(self) -> set[str]:
-        """The operators whose results are tensors of the file too."""
+        """Return the operators whose results are also tensors of the file."""
         return {node for nodes in self.found.values() for node in nodes}.union(self.starts)
 
     def with_equal_shapes(self) -> CounterpartSearch:
-        """Return the search that takes no tensor of another shape for a counterpart: a Concat on a wrong axis may give
-        the numbers that the model has a transposition later."""
+        """Restrict the search to counterparts of the same shape.
+
+        A Concat on a wrong axis may give the numbers that the model has only after a later transposition.
+
+        Returns:
+            A copy of the search without counterparts of another shape (dims of 1 don't count).
+        """
         other = copy.copy(self)
         other.found = {}
         for name, nodes in self.found.items():
@@ -131,12 +156,20 @@ class CounterpartSearch:
         return other
 
     def whole_stretch(self) -> FaultSpot:
-        """All nodes from the right tensors to the end."""
+        """Build the spot of all nodes from the right tensors to the end.
+
+        Returns:
+            The spot; its ``operators`` are all operators of the stretch.
+        """
         operators = tuple(n for n in self.reference if n not in self.starts)
         return replace(self.unmatched_spot(), places=tuple(self.places), node="", operators=operators)
 
     def find_spot(self) -> FaultSpot | None:
-        """None where the file computes what the model does."""
+        """Find the nodes of the fault.
+
+        Returns:
+            The spot; None if the file computes the model's value.
+        """
         if self.target in self.found.get(self.end, ()):
             return None
         suspects = self._suspect_places()
@@ -146,7 +179,11 @@ class CounterpartSearch:
         return self._spot_at(suspects, *best)
 
     def unmatched_spot(self) -> FaultSpot:
-        """All nodes without a counterpart that lead to the end."""
+        """Build the spot of all nodes without a counterpart that lead to the end.
+
+        Returns:
+            The spot, with the end's expected value.
+        """
         return FaultSpot(
             places=tuple(self._suspect_places()),
             end=self.end,
@@ -162,7 +199,12 @@ class CounterpartSearch:
         return self.exact.nodes_between([self.end], stops)
 
     def omission_spot(self) -> FaultSpot:
-        """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
+        """Build the spot of a fault whose ``end`` holds another tensor of the model, because the file leaves operators
+        out.
+
+        Returns:
+            The spot at the node that makes ``end``, with ``left_out`` set.
+        """
         operators = tuple(self._unmatched_operators()) or (self.target,)
         return replace(
             self.unmatched_spot(),
@@ -173,18 +215,17 @@ class CounterpartSearch:
         )
 
     def _unmatched_operators(self) -> list[str]:
-        """Operators without a counterpart from which paths without one lead to the end."""
+        """Return operators without a counterpart from which paths without one lead to the end."""
         operators = self.program.operators_between(self.target, self.matched_operators - {self.target})
         return [n for n in operators if n in self.reference]
 
     def _first_unmatched(self) -> list[str]:
-        """Those of them that read the result of none."""
+        """Return those unmatched operators that read the result of no other."""
         strange = self._unmatched_operators()
         return [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
 
     def _candidate_pairs(self, suspects: Sequence[int]) -> list[tuple[str, str]]:
-        """Tensors of the file that may stand in the place of a first operator without a counterpart, or of what
-        follows it, the nearest first."""
+        """Pair tensors of the file with unmatched operators whose value they may be, nearest first."""
         if not suspects:
             return []
         near = [self.exact.nodes[place] for place in suspects[:_NEAR]]
@@ -198,7 +239,7 @@ class CounterpartSearch:
             value = self.values[name]
             for node in operators:
                 other = self.reference[node]
-                # What a comparison gives is no tensor of numbers.
+                # Results of comparisons are not floating.
                 if value.dtype.kind == other.dtype.kind == "f" and value.size == other.size:
                     pairs.append((name, node))
         return pairs[:_TRIALS]
@@ -206,7 +247,10 @@ class CounterpartSearch:
     def _nearest_candidate(
         self, suspects: Sequence[int], candidates: Sequence[tuple[str, str]]
     ) -> tuple[str, str] | None:
-        """The first that brings back about as many as the best does: what lies behind the fault's end helps as well."""
+        """Return the first candidate that restores about as many counterparts as the best one.
+
+        The nearest is preferred, because a tensor behind the fault's end helps as well.
+        """
         gains: list[float] = []
         for candidate in candidates:
             gains.append(self._counterpart_gain(suspects, *candidate))
@@ -216,8 +260,10 @@ class CounterpartSearch:
         return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
 
     def _counterpart_gain(self, suspects: Sequence[int], name: str, node: str) -> float:
-        """Which part of the next suspects finds a counterpart behind ``node`` when ``name`` is what that gives, a mere
-        copy not counted."""
+        """Return the share of the next suspects that find a counterpart behind ``node`` if ``name`` has its value.
+
+        Mere copies of the value do not count.
+        """
         maker = self.exact.makers.get(name, -1)
         own = set(self.exact.nodes_between([name]))
         near = [p for p in suspects if p > maker and p not in own][:_NEAR]

@@ -1,7 +1,8 @@
-"""The file without its quantization: a float file, in which bisect searches as in any other.
+"""Write a quantized file without its quantization: a float file that bisect searches like any other.
 
-Each stored weight that is within half a step of the model's parameter is that parameter; no activation is rounded, and
-no range ends but at 0, which is how ReLU is written without a node. What is still wrong then, quantization did not do.
+A stored weight within half a step of the model's parameter becomes that parameter. Activations are not rounded, and no
+range is clipped except at 0, which is how ReLU is written without a node. Errors that remain are not due to
+quantization.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ...graphs.quantization_info import DEQUANTIZE, DYNAMIC, QUANTIZE, GraphQuan
 from ...storage.proto_traversal import copy_model, iter_subgraphs
 from ...types import Array, Arrays
 
-# and a number: the suffix of a node that is one of several written for one
+# Suffix, followed by a number, of a further node that is written for the same node of the file.
 _PART = "#part"
-# the suffix of what a ReLU reads that stands in a zero point
+# Suffix of the input of a ReLU that the file expresses by a zero point.
 BEFORE_RELU = "_before_relu"
 _PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
@@ -31,8 +32,11 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
     """Write ``proto`` without its quantization.
 
     Args:
-        weights: what a DequantizeLinear of a weight gives, by the tensor that it makes; of a product of integers its
-        second operand, over the scale that is multiplied in behind it.
+        weights: result of a weight's DequantizeLinear, by its output tensor; for a product of integers, its second
+            operand divided by the scale that is multiplied in behind it, by the product's output.
+
+    Returns:
+        A float model with the same outputs.
 
     Raises:
         GraphError: a product of integers reads codes whose scale is not next to it.
@@ -76,7 +80,7 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
 
 
 def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Name nodes each by itself: an op that quantizes inside gave its name to all that it is written as."""
+    """Make node names unique: an op that quantizes inside gave its name to all nodes that replace it."""
     every = [*nodes, *(inner for node in nodes for body in iter_subgraphs(node) for inner in body.node)]
     names = Counter(node.name for node in every)
     used = Counter[str]()
@@ -90,17 +94,26 @@ def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
 
 
 def original_node_name(name: str) -> str:
-    """Return the name of the file's node that one of several was written for."""
+    """Return the name of the file's node that a node was written for.
+
+    Returns:
+        The name without the suffix.
+    """
     return name.partition(_PART)[0]
 
 
 def is_extra_node(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a further one of several written for one, which nobody can set."""
+    """Return whether a node is an additional one that was written for the same node of the file; no change of the file
+    can set it.
+
+    Returns:
+        True if its name has the suffix.
+    """
     return _PART in node.name
 
 
 def _keep_loop_states(body: onnx.GraphProto) -> None:
-    """Write the states of a loop that are quantized as they come, and dequantized again, as they are."""
+    """Replace the quantization and dequantization of loop states by Identity."""
     codes = {node.output[0] for node in body.node if node.op_type == DYNAMIC and is_quantization_node(node)}
     for node in body.node:
         if (node.op_type == DYNAMIC and is_quantization_node(node)) or (
@@ -115,7 +128,7 @@ def _add_initializer(graph: onnx.GraphProto, name: str, value: Array) -> None:
 
 
 def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
-    """Decide whether the range of a QuantizeLinear begins at 0."""
+    """Check that the range of a QuantizeLinear begins at 0."""
     scheme = q.scheme_of(node)
     if scheme.kind is None or "int" not in scheme.kind.name:
         return False
@@ -127,7 +140,7 @@ def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
 
 
 def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
-    """Rename tensors that only a quantizer with ReLU reads: that ReLU makes what the model calls so."""
+    """Rename tensors that only a quantizer with ReLU reads, so that the ReLU's result has the model's name."""
     for node in q.nodes:
         if node.op_type != QUANTIZE or not is_quantization_node(node) or not _is_relu_range(q, node):
             continue
@@ -153,7 +166,7 @@ def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
 def _write_float_product(
     graph: onnx.GraphProto, q: GraphQuantization, node: onnx.NodeProto, weights: Arrays
 ) -> onnx.NodeProto:
-    """Write a product of integers as one of floats, the weight without its zero point."""
+    """Write a product of integers as a product of floats, with the weight without its zero point."""
     maker = q.makers.get(node.input[0])
     if maker is None or maker.op_type != DYNAMIC or node.output[0] not in weights:
         raise GraphError(f"{node.op_type} {node.name!r} reads codes whose scale is not next to it")

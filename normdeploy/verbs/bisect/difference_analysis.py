@@ -1,4 +1,4 @@
-"""What the difference of two tensors says: a factor, another order, a branch that is left out."""
+"""Explain the difference of two tensors: a factor, another order, or a branch that is left out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from ...types import Array, Arrays
 from .counterpart_search import FaultSpot
 from .trial_changes import Cause, TrialSpot
 
-# whose orders are all tried
+# Maximum number of axes whose orders are all tried.
 _MOST_AXES = 4
-# of the first element, which others may equal
+# Maximum number of places of the first element's value that are tried.
 _MOST_PLACES = 16
-# elements, of slices with slices
+# Maximum number of elements in a comparison of slices with slices.
 _MOST_COMPARED = 10_000_000
 
 
 def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
-    """Name what turns a result into the right one.
+    """Find the change that turns a result into the right one.
 
     Args:
         reference: results of the model's operators, float64.
+
+    Returns:
+        A cause of kind "left out", "order" or "factor"; of kind "unknown" if none explains it.
     """
     spot = around.spot
     got = around.values[spot.end]
@@ -37,7 +40,7 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
             return Cause("left out", f"{text} is left out")
     order = _find_axis_order(got, expected, allowed)
     if order is None and spot.last in reference and reference[spot.last].size == got.size:
-        # As the model shapes it: a file may stack what the model has beside each other.
+        # Try the model's shape: a file may stack tensors that the model concatenates.
         shape = reference[spot.last].shape
         order = _find_axis_order(got.reshape(shape), expected.reshape(shape), allowed)
     if order is not None:
@@ -55,7 +58,9 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
 
 
 def _iter_branches(around: TrialSpot, reference: Arrays) -> Iterator[tuple[Array, str]]:
-    """Yield what an operator joins with the result, a residual or a gate: of the model's results, then its inputs."""
+    """Yield tensors that an operator joins with the result, such as a residual or a gate: first the model's results,
+    then its inputs.
+    """
     program = around.program
     spot = around.spot
     for joint in filter(None, reversed((*spot.operators, spot.last))):
@@ -69,7 +74,7 @@ def _iter_branches(around: TrialSpot, reference: Arrays) -> Iterator[tuple[Array
 
 
 def _is_combination(own: Array, other: Array, spot: FaultSpot) -> bool:
-    """Whether a sum, difference, product or quotient of the two is what the model has."""
+    """Check that the sum, difference, product or quotient of the two is the model's value."""
     try:
         other = np.broadcast_to(other, spot.expected.shape)
     except ValueError:
@@ -80,7 +85,7 @@ def _is_combination(own: Array, other: Array, spot: FaultSpot) -> bool:
 
 
 def _find_axis_order(got: Array, expected: Array, allowed: float) -> Cause | None:
-    """The order of axes, or of the slices of one axis, in which the result is right."""
+    """Find the order of axes, or of the slices of one axis, that makes the result right."""
     if got.dtype.kind != "f" or not 1 < got.ndim <= _MOST_AXES:
         return None
     for perm in itertools.permutations(range(got.ndim)):
@@ -108,7 +113,7 @@ def _find_axis_order(got: Array, expected: Array, allowed: float) -> Cause | Non
 
 
 def _find_roll(got: Array, expected: Array, allowed: float) -> list[int] | None:
-    """How far each axis is rolled, by where the first element is found."""
+    """Find how far each axis is rolled, from the places of the first element's value."""
     near = np.argwhere(np.abs(got - expected.flat[0]) <= allowed)
     for place in near[:_MOST_PLACES]:
         shift = [-int(i) for i in place]
@@ -127,7 +132,11 @@ def _iter_slice_orders(got: Array, expected: Array, allowed: float) -> Iterator[
 
 
 def match_slices(data: Array, wanted: Array, axis: int, allowed: float) -> Array | None:
-    """Return at which indices of an axis ``data`` holds each slice of ``wanted``; None where it lacks one."""
+    """Match each slice of ``wanted`` along an axis with an equal slice of ``data``.
+
+    Returns:
+        Indices of slices of ``data``; None if one is missing.
+    """
     rows = np.moveaxis(data, axis, 0)
     others = np.moveaxis(wanted, axis, 0)
     rows = rows.reshape(len(rows), -1)
@@ -139,5 +148,9 @@ def match_slices(data: Array, wanted: Array, axis: int, allowed: float) -> Array
 
 
 def all_within(one: Array, other: Array, allowed: float) -> bool:
-    """Return whether every element is within its bound."""
+    """Check that every element is within the bound.
+
+    Returns:
+        False if an element differs by more than ``allowed`` or is NaN.
+    """
     return bool((np.abs(one - other) <= allowed).all())

@@ -1,4 +1,4 @@
-"""Modules of one kind that are in each other's place in a file, with all their weights."""
+"""Find two modules of one kind that are exchanged in a file, with all their weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from .trial_changes import Cause
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleExchange:
-    """``proto``: the file with the weights of two modules in each other's place; ``names``: of each the first that the
-    file reads."""
+    """File with the weights of two modules exchanged.
+
+    Attributes:
+        names: for each module the first of its weights that the file reads.
+    """
 
     proto: onnx.ModelProto
     names: tuple[str, str]
@@ -30,7 +33,11 @@ class ModuleExchange:
 
 
 def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.ModelProto) -> Iterator[ModuleExchange]:
-    """Exchange the weights of two modules that the file reads in another order than the model, the largest first."""
+    """Exchange the weights of two modules that the file reads in another order than the model, largest modules first.
+
+    Yields:
+        The changed file and its cause.
+    """
     parameters = model_parameters(model)
     stored = parameters | {name: fold.right for name, fold in fold_parameters(model, parameters).items()}
     kept = file_weights(proto)
@@ -39,7 +46,7 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
         for name in dict.fromkeys(name for node in proto.graph.node for name in node.input)
         if name in kept
     }
-    # What several modules have alike, as biases of 0, tells no place.
+    # Weights that several modules share, such as biases of 0, identify no module.
     first = {found[0]: name for name, found in reversed(sources.items()) if len(found) == 1}
     ours = {name: place for place, name in enumerate(reversed(first))}
     theirs = program.first_reader_places()
@@ -59,7 +66,7 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
 
 
 def _first_read(module: str, places: Mapping[str, int]) -> str:
-    """Return what of a module is read first, "" if nothing is."""
+    """Return the first weight of a module that is read, "" if none is."""
     return min((name for name in places if _belongs_to(name, module)), key=places.__getitem__, default="")
 
 
@@ -68,7 +75,7 @@ def _belongs_to(name: str, module: str) -> bool:
 
 
 def _iter_module_pairs(parameters: Arrays) -> Iterator[tuple[str, str]]:
-    """Yield each two modules whose parameters have the same names and shapes, those with most first."""
+    """Yield pairs of modules whose parameters have the same names and shapes, those with most parameters first."""
     inside: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in parameters.items():
         parts = name.split(".")
@@ -85,7 +92,7 @@ def _exchange_weights(
     changed = copy_model(proto)
     for tensor in changed.graph.initializer:
         for source in sources.get(tensor.name, ()):
-            # The name of a fold holds two: a layer and the BatchNorm in it.
+            # The name of a fold contains two names: a layer and its BatchNorm.
             moved = " ".join(_rename_to_module(word, one, other) for word in source.split(" "))
             if moved == source or moved not in stored:
                 continue
@@ -100,7 +107,7 @@ def _exchange_weights(
 
 
 def _rename_to_module(name: str, one: str, other: str) -> str:
-    """Return a name of one of two modules, or in it, as the other's."""
+    """Return a name in one of two modules as the other module's name."""
     for old, new in ((one, other), (other, one)):
         if name == old or _belongs_to(name, old):
             return f"{new}{name.removeprefix(old)}"

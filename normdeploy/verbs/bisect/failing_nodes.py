@@ -1,4 +1,4 @@
-"""A file that does not run on the model's inputs: the nodes that stop it, and what the model has in their place."""
+"""Find the nodes that stop a file on the model's inputs, and the model's settings that would mend them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ from .reference_tensors import open_inner_tensors
 from .runtime_faults import Float32Trial
 from .trial_changes import Cause, Trial, TrialSpot
 
-# nodes that stop a file
+# Maximum number of failing nodes that are reported.
 _MOST = 5
-# nodes in front of one that stops it, which may have made the wrong shape
+# Maximum number of nodes in front of a failing one that may have made the wrong shape.
 _MOST_BEFORE = 20
 _SHAPED = ("Reshape", "Expand")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FailingNode:
-    """``place`` can't be computed: ``message`` says why; ``known`` is what was computed before."""
+    """Node that can't be computed.
+
+    Attributes:
+        message: the reason.
+        known: tensors that were computed before it.
+    """
 
     place: int
     message: str
@@ -39,7 +44,11 @@ class _FailingNode:
 
 
 def find_failing_nodes(model: Original, proto: onnx.ModelProto, subject: FaultyOutput) -> list[Fault]:
-    """Name the nodes that ONNX's definition can't compute; none if it can compute all."""
+    """Find the nodes that can't be computed by ONNX's definition.
+
+    Returns:
+        A fault for each; none if all nodes can be computed.
+    """
     exact = Float64Evaluator(proto, inferred_dtypes(proto))
     program = open_program(model)
     known: Arrays = {name: widen_to_float64(value) for name, value in subject.feeds.items()}
@@ -57,7 +66,7 @@ def find_failing_nodes(model: Original, proto: onnx.ModelProto, subject: FaultyO
 
 
 def _run_until_failure(exact: Float64Evaluator, known: Arrays, change: NodeChange) -> _FailingNode | None:
-    """Compute the file up to the first node that can't be computed; None where all can."""
+    """Compute the file up to the first node that can't be computed; return None if all can."""
     for place in range(len(exact.nodes)):
         try:
             known = exact.evaluate_nodes([place], known, change)
@@ -69,7 +78,7 @@ def _run_until_failure(exact: Float64Evaluator, known: Arrays, change: NodeChang
 def _find_mending_change(
     exact: Float64Evaluator, program: ReferenceProgram, stop: _FailingNode, change: NodeChange
 ) -> tuple[Cause, NodeChange]:
-    """Find a change of the node, or of a shape in front of it, with which it can be computed."""
+    """Find a change of the node, or of a shape in front of it, that lets the node be computed."""
     before = [p for p in exact.nodes_between(exact.nodes[stop.place].output) if exact.nodes[p].op_type in _SHAPED]
     inputs = {name: value for name, value in stop.known.items() if name not in exact.makers}
     for place in dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]]):
@@ -83,9 +92,9 @@ def _find_mending_change(
 
 
 def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
-    """Yield what the reference's node of the same result has, then shapes with a dim that the input tells."""
+    """Yield settings of the reference's node with the same result, then shapes with one dim that the input decides."""
     same = [name for name in exact.nodes[place].output if name in program.order]
-    # The expected value there is unknown.
+    # The expected value is unknown here.
     spot = FaultSpot((place,), "", np.zeros(0), 0.0)
     for operators in (same, program.order):
         around = TrialSpot(exact, {}, replace(spot, operators=tuple(operators)), program)
@@ -115,7 +124,7 @@ def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int)
 def _is_right(
     exact: Float64Evaluator, program: ReferenceProgram, model: Original, subject: FaultyOutput, change: NodeChange
 ) -> bool:
-    """Whether the output is the model's with a change."""
+    """Check that the output is the model's with a change."""
     output = subject.result.output
     end = program.output_operator(output)
     insides = open_inner_tensors(model, subject.feeds, "")

@@ -1,5 +1,7 @@
-"""The search for what makes one output wrong, in one runtime on one input (the steps:
-``normdeploy.verbs.bisect.file_bisection``)."""
+"""Search the faults behind one wrong output, in one runtime on one input.
+
+``normdeploy.verbs.bisect.file_bisection`` describes the steps.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,21 @@ from .training_mode import BATCH, with_eval_mode
 from .trial_changes import Cause
 from .wiring_trials import iter_same_source_siblings, try_exchanged_tensors
 
-# faults that are looked for
+# Maximum number of faults that are searched.
 MOST = 5
-# of modules, each of which is one run
+# Maximum number of exchanges of modules; each takes a run.
 _MOST_EXCHANGES = 16
 
 
 class FaultSearch(FaultTracer):
-    """Traces the faults of one output one after the other, each mended before the next is looked for."""
+    """Trace the faults of one output one after another; each is mended before the next is searched."""
 
     def faults(self) -> list[Fault]:
-        """Those that make the output wrong: never none where it is."""
+        """Find the faults that make the output wrong.
+
+        Returns:
+            At least one fault if the output is wrong.
+        """
         whole = self.output_error()
         if whole:
             return []
@@ -61,8 +67,10 @@ class FaultSearch(FaultTracer):
         return named
 
     def _find_joint_faults(self) -> list[Fault]:
-        """Faults that make the output more wrong when one is mended alone, as of queries and keys; [] if all mended do
-        not make it right."""
+        """Find faults that make the output worse if only one is mended, as of queries and keys.
+
+        Returns an empty list if the output is still wrong with all of them mended.
+        """
         notes = list(self.notes)
         self.notes.clear()
         self._bench.held.clear()
@@ -74,10 +82,10 @@ class FaultSearch(FaultTracer):
         return []
 
     def _find_successive_faults(self, *, keeps_worse: bool = False) -> list[Fault]:
-        """The first fault, and with it mended the next.
+        """Find the first fault, mend it, find the next, and so on.
 
         Args:
-            keeps_worse: a fault with a cause stays mended where that makes the output more wrong.
+            keeps_worse: keep a fault with a known cause mended even if that makes the output worse.
         """
         named = list[Fault]()
         for _ in range(MOST):
@@ -106,7 +114,7 @@ class FaultSearch(FaultTracer):
             if is_worse(after, self.at_output) and is_inner and not is_kept:
                 self._bench.held = held
                 self._doubted.append(trace)
-                # no pair: what was taken for the right value is another tensor's
+                # The pair was wrong: its value belongs to another tensor.
                 self._first.drop(trace.wrong)
                 continue
             self._first.clear_points()
@@ -126,8 +134,7 @@ class FaultSearch(FaultTracer):
         return named
 
     def _add_fault(self, named: list[Fault], fault: Fault, trace: FaultTrace) -> None:
-        """Add a fault; what was found before is one with it: a node of several results, or one that several nodes
-        read."""
+        """Add a fault, or update an equal one: a node with several results, or one that several nodes read."""
         self.reproduction = self.reproduction or trace.reproduction
         for i, other in enumerate(named):
             if (other.nodes, other.kind, other.cause) == (fault.nodes, fault.kind, fault.cause):
@@ -136,7 +143,7 @@ class FaultSearch(FaultTracer):
         named.append(fault)
 
     def _mending_values(self, trace: FaultTrace) -> dict[str, Array] | None:
-        """What is held to mend a fault; None where the type of its tensor can't hold that, and at the output."""
+        """Return values that mend a fault; None if the tensor's type can't hold them, or the tensor is the output."""
         if trace.held:
             return {name: self._units.round_to_file_type(name, value) for name, value in trace.held.items()}
         tensor = trace.fault.tensor
@@ -149,8 +156,7 @@ class FaultSearch(FaultTracer):
         return None
 
     def _find_exchanged_tensors(self) -> Fault | None:
-        """The fault of a file in which two tensors of one source stand in each other's place: each mended alone leaves
-        the output as wrong."""
+        """Find two tensors of one source that are exchanged, if each mended alone leaves the output as wrong."""
         target = self._program.output_operator(self._output)
         places = self._exact.nodes_between([self._output])
         known = {name: widen_to_float64(value) for name, value in self._bench.input_values().items()}
@@ -174,7 +180,7 @@ class FaultSearch(FaultTracer):
         return None
 
     def _stretch_fault(self, why: str) -> Fault:
-        """The nodes between the last tensors that are right and the first that is not."""
+        """Return a fault of all nodes between the last right tensors and the first wrong one."""
         first = FirstWrongSearch(self._bench, self._pairs, self._exact, self._progress)
         tensor = first.find(self._output)
         starts = [name for name in first.compared_predecessors(tensor) if name != tensor]
@@ -189,7 +195,7 @@ class FaultSearch(FaultTracer):
         return self._make_fault(tensor, places, cause, first.points.get(tensor) or self.at_output, module=module)
 
     def _find_global_fault(self) -> Fault | None:
-        """The fault of a file that is wrong all over: of another state of the model, or in training mode."""
+        """Find a fault of the whole file: weights of another state, exchanged modules, or training mode."""
         nodes = self._exact.nodes
         replacement = replace_weights(self._model, self._bench.proto)
         if replacement.cause is not None and (error := self._error_of_file(replacement.proto)) is not None:
@@ -207,7 +213,7 @@ class FaultSearch(FaultTracer):
         return None
 
     def _error_of_file(self, changed: onnx.ModelProto) -> float | None:
-        """What the output of a changed file is off by; None where it is wrong or can't be run."""
+        """Return the output's error in a changed file; None if it is still wrong or can't be run."""
         try:
             with self._running(changed):
                 after = self.output_error()
@@ -218,16 +224,16 @@ class FaultSearch(FaultTracer):
         return None
 
     def _make_whole_fault(self, places: Sequence[int], cause: Cause, error: float, module: str | None = "") -> Fault:
-        """Return a fault that shows at the output alone, which ``error`` is left of once it is mended."""
+        """Return a fault that shows only at the output; ``error`` is the output's error after it is mended."""
         fault = self._make_fault(self._output, places, cause, self.at_output, module=module)
         return replace(fault, mended=True, mended_error=error)
 
     @property
     def compared_tensors(self) -> list[str]:
-        """The tensors that were compared with the model's."""
+        """Return the tensors that were compared with the model's."""
         return list(self._first.pairs)
 
     @property
     def _has_integer_output(self) -> bool:
-        """Whether the output holds integers: one that stays what it was does not tell how far a fault reaches."""
+        """Return whether the output holds integers, which may stay equal when a fault is mended."""
         return self._value is not None and self._value.dtype.kind in "iub"

@@ -1,4 +1,4 @@
-"""One fault of a file or a runtime: the first tensor that right inputs leave wrong, its nodes and its cause."""
+"""Trace one fault of a file or a runtime: the first tensor that is wrong on right inputs, its nodes and its cause."""
 
 from __future__ import annotations
 
@@ -46,17 +46,26 @@ CUDA = ort_title("cuda", optimize=False), ort_title("cuda", optimize=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One place where right inputs give a wrong result.
+    """Place that computes a wrong result from right inputs.
 
-    ``wrong``: "file" (by ONNX's definition it computes something else than the model), "runtime" (it computes otherwise
-    than ONNX defines) or "between" (each node is right on right inputs, and small errors grow). ``nodes``: "op name" of
-    each node that it may be, one where it could be told; ``operator``: of the model. ``error`` of ``tensor`` on right
-    inputs, ``allowed``, and ``scale``, its largest |right value|; ``reason``: what no error can say. ``kind`` and
-    ``cause``: see ``verbs.bisect.cause_search``. ``output_error``, ``output_allowed`` and ``output_reason``: of
-    ``output`` on
-    the input ``case``, as the file is. ``mended_error``: of the output with ``tensor`` held at its right value,
-    or where its type can't hold that, with the island of ``widened``; null where neither can be run. ``mended``:
-    that is within.
+    Attributes:
+        module: qualified path of the module, "" for the model itself.
+        tensor: the first wrong tensor.
+        nodes: "op name" of the node, or of each node that it may be.
+        operator: the model's operator, "" if unknown.
+        wrong: "file" (by ONNX's definition it does not compute the model's function); "runtime" (it does not compute
+            ONNX's definition); or "between" (each node is right on right inputs, and small errors grow).
+        error: error of ``tensor`` on right inputs.
+        allowed: largest error of ``tensor`` that is allowed.
+        scale: largest absolute right value of ``tensor``.
+        reason: a difference that an error can't express, such as NaN.
+        kind, cause: see ``verbs.bisect.trial_changes.Cause``.
+        widened: result of the trial with the nodes in float32.
+        output_error, output_allowed, output_reason: the same for ``output`` of the unchanged file on the input
+            ``case``.
+        mended_error: error of the output with ``tensor`` at its right value. If its type can't hold that value, the
+            float32 region of ``widened`` is used. Null if neither can be run.
+        mended: the output is then within its bound.
     """
 
     runtime: str
@@ -83,9 +92,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultyOutput:
-    """An output of a file that ``verify`` found wrong (``result``), and the input on which its faults are looked for.
+    """Output of a file that ``verify`` found wrong, and the input on which its faults are searched.
 
-    ``altered``: weights of the file that are not the model's -> how they differ.
+    Attributes:
+        result: the failed comparison of the output.
+        altered: weights of the file that differ from the model's -> description of the difference.
     """
 
     result: OutputResult
@@ -96,8 +107,14 @@ class FaultyOutput:
 
 @dataclass(frozen=True)
 class FaultTrace:
-    """A fault, the right value of its tensor, the compared tensor that led to it, and its model; ``held``: tensors with
-    right values that mend it, where these are others."""
+    """Fault with the values and the model that show it.
+
+    Attributes:
+        right: right value of the fault's tensor, None if unknown.
+        wrong: the compared tensor that led to the fault.
+        reproduction: a small model that shows the fault.
+        held: tensors with right values that mend the fault, if these are other tensors than its own.
+    """
 
     fault: Fault
     right: Array | None
@@ -107,10 +124,10 @@ class FaultTrace:
 
 
 class FaultTracer:
-    """Finds the first fault of an output.
+    """Find the first fault of an output.
 
     Attributes:
-        at_output: how far off the output was when its faults were last looked for.
+        at_output: error of the output when its faults were last searched.
     """
 
     def __init__(
@@ -146,11 +163,11 @@ class FaultTracer:
         self._pairs = longest_ordered_pairs(pair_with_model(model, proto))
         self._first = FirstWrongSearch(self._bench, self._pairs, self._exact, progress)
         self._buffers = self._program.stored_buffers()
-        # faults that, mended alone, leave the output more wrong
+        # Faults that make the output worse if only they are mended.
         self._doubted = list[FaultTrace]()
         self.notes: list[str] = []
         self.reproduction: Reproduction | None = None
-        # of the output, when it was last looked at
+        # Last computed value of the output.
         self._value: Array | None = None
         self.at_output = self._point_of_result()
 
@@ -159,7 +176,11 @@ class FaultTracer:
         return DriftPoint("", self._output, "output", r.max_abs_error, 0.0, r.allowed, 0.0, r.reason or "it differs")
 
     def output_error(self) -> DriftPoint:
-        """How far off the output is."""
+        """Compare the output with the reference.
+
+        Returns:
+            The output's error and bound; those of ``verify`` if the output has no counterpart.
+        """
         pair = self._first.pairs.get(self._output)
         point, self._value = (None, None) if pair is None else self._bench.compare_at(pair)
         if point is None:
@@ -168,7 +189,7 @@ class FaultTracer:
 
     @contextmanager
     def _running(self, proto: onnx.ModelProto) -> Iterator[None]:
-        """Run another form of the file for a while."""
+        """Run another form of the file inside the context."""
         own = self._bench.proto
         value = self._value
         self._bench.proto = proto
@@ -179,7 +200,11 @@ class FaultTracer:
             self._value = value
 
     def trace_fault(self) -> FaultTrace:
-        """The first fault."""
+        """Trace the first fault.
+
+        Returns:
+            The fault; of kind "unknown" if each node is right on right inputs.
+        """
         while True:
             tensor = self._first.find(self._output)
             search = self.stretch_search(tensor)
@@ -189,7 +214,7 @@ class FaultTracer:
             if self._mends_output(tensor, search):
                 spot = search.omission_spot()
                 break
-            # no pair: it is another tensor of the model, and right
+            # The pair was wrong: the tensor is another one of the model, and right.
             self._first.drop(tensor)
         if spot is not None:
             return self._trace_in_file(spot, search)
@@ -211,8 +236,10 @@ class FaultTracer:
         return self._first.points.get(tensor) or self.at_output
 
     def _mends_output(self, tensor: str, search: CounterpartSearch) -> bool:
-        """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is
-        left out leaves its input there, which is another tensor of the model too."""
+        """Check that the output becomes right, or half as wrong, if ``tensor`` has the value of its pair.
+
+        If an operator is left out, its input appears in place of its result and also matches a tensor of the model.
+        """
         before = self.at_output
         self._bench.held[tensor] = self._units.round_to_file_type(tensor, search.wanted)
         try:
@@ -223,7 +250,11 @@ class FaultTracer:
         return bool(after) or (not after.reason and (bool(before.reason) or after.error < before.error / 2))
 
     def stretch_search(self, tensor: str) -> CounterpartSearch:
-        """What lies between the wrong tensor and the right ones before it."""
+        """Build the search in the nodes between the wrong tensor and the right ones before it.
+
+        Returns:
+            A search with the right values at its start and the reference values inside.
+        """
         program = self._program
         paired = self._first.pairs
         if tensor in paired:
@@ -255,7 +286,7 @@ class FaultTracer:
         )
 
     def _allowed_error(self, eager: Array, reference: Array) -> float:
-        """The rule of ``verify``, for one tensor."""
+        """Return the bound of ``verify`` for one tensor."""
         if reference.dtype.kind != "f":
             return 0.0
         return allowed_beside_eager(eager, reference, self._dtype)
@@ -277,7 +308,7 @@ class FaultTracer:
             module = ""
         elif [*places] == [self._exact.makers[spot.end]]:
             theirs = spot.last
-        # A tensor that is held at its right value may have many readers, and stands for no operator.
+        # A tensor that is set to its right value may have many readers and belongs to no single operator.
         if theirs and not cause.held:
             operator = program.operator_kind(theirs)
         else:
@@ -291,7 +322,7 @@ class FaultTracer:
         return FaultTrace(fault, spot.expected, search.end, model, cause.held)
 
     def _include_sequence_makers(self, places: Sequence[int], values: Arrays) -> list[int]:
-        """``places``, and the makers of the sequences that they read: these are no inputs of a model."""
+        """Add the makers of the sequences that ``places`` read, because a sequence can't be an input of the model."""
         every = set(places)
         while True:
             made = {name for p in every for name in self._exact.nodes[p].output}
@@ -316,11 +347,13 @@ class FaultTracer:
         return FaultTrace(fault, search.values.get(wrong.end), search.end, model)
 
     def _find_coarse_nodes(self, search: CounterpartSearch) -> list[int] | None:
-        """Find the nodes of a stretch that compute in a coarser type than the file, if float32 in them mends it."""
+        """Find the nodes of a stretch that compute in a coarser type than the file, if float32 in them makes the output
+        right.
+        """
         narrow = [p for p in search.places if any(self._is_coarser(name) for name in self._exact.nodes[p].output)]
         if not narrow or len(narrow) == len(search.places):
             return None
-        # And those that bring their results back into the file's type.
+        # Add the nodes that convert their results to the file's type.
         written = {name for p in narrow for name in self._exact.nodes[p].output}
         back = [p for p, n in enumerate(self._exact.nodes) if n.op_type == "Cast" and n.input[0] in written]
         chosen = sorted({*narrow, *back})
@@ -334,7 +367,7 @@ class FaultTracer:
         return is_floating and ml_dtypes.finfo(own).eps > ml_dtypes.finfo(self._dtype).eps
 
     def _is_right_in_float32(self, places: Sequence[int], tensor: str) -> bool:
-        """Whether a tensor is right, or the output where it is compared with nothing, with ``places`` in float32."""
+        """Check that a tensor is right with ``places`` in float32, or the output if the tensor has no counterpart."""
         try:
             with self._running(with_float32_island(self._exact.proto, set(places), self._exact.types)):
                 pair = self._first.pairs.get(tensor)
@@ -364,7 +397,7 @@ class FaultTracer:
         module: str | None = None,
         wrong: str = "file",
     ) -> Fault:
-        """Return a fault of the nodes at ``places``; ``module``: None for theirs."""
+        """Build a fault of the nodes at ``places``; ``module`` None takes the module of the nodes."""
         return Fault(
             runtime=self._result.runtime,
             case=self._subject.case,
@@ -386,8 +419,10 @@ class FaultTracer:
         )
 
     def _node_names(self, places: Sequence[int]) -> tuple[str, ...]:
-        """Name the nodes of the user's file: an Identity without a name, which `renamed` puts at an end, is named by
-        the node in front of it, if nothing else is named."""
+        """Name the nodes as the user's file does.
+
+        `rename_ends` adds Identity nodes without a name. If no other node is named, the node in front of it is.
+        """
         nodes = [self._exact.nodes[p] for p in places]
         named = [node for node in nodes if node.op_type != "Identity" or node.name]
         if not named:
@@ -419,7 +454,7 @@ class FaultTracer:
         return replace(fault, widened=self._try_float32(places))
 
     def _try_float32(self, places: Sequence[int]) -> Float32Trial:
-        """Whether the output is right when the nodes compute in float32."""
+        """Run the nodes in float32, and check that the output becomes right."""
         nodes = [self._exact.nodes[p] for p in places]
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
             return Float32Trial(None, reason=f"it computes in {self._dtype.name} already")

@@ -1,20 +1,21 @@
-"""Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend
-it.
+"""Bisect a file: find the first tensor that leaves the bound, the node that makes it wrong, the cause, and a change
+that mends it.
 
-``verify`` says which output of which runtime is wrong, and on which input. From there (``hunt``):
+``verify`` finds the wrong outputs of each runtime, and an input that shows them. The search goes on from there
+(``fault_search``):
 
-1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors
-   to the wrong output the first in the file's order is taken: what it is computed from is right. A tensor that is off
-   but heals is on no such way.
+1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in that runtime. Among the
+   tensors on a path of wrong tensors to the wrong output, the first in the file's order is taken: its predecessors are
+   right. A tensor that is off but heals is on no such path.
 2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
-   ops, gives something else than the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search``
-   the kind of mistake.
-3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
-4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
+   ops, differs from the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search`` the kind of
+   mistake.
+3. Otherwise the runtime is wrong: each node is run alone on its right inputs (``runtime_faults``).
+4. The file is run again with the wrong tensor set to its right value. If the output is still wrong, there is another
    fault, and the search goes on.
 
-A quantized file that is wrong in float64 is searched otherwise (``quantized``): its tensors differ from the model's by
-design, and its quantizers say by how much.
+A quantized file that is wrong in float64 needs another search (``quantized_search``): its tensors differ from the
+model's by design, and its quantizers bound by how much.
 """
 
 from __future__ import annotations
@@ -63,14 +64,19 @@ _UNNAMED = (
 )
 
 
-# tensors that are named
+# Maximum number of tensors that are named.
 _SEEN = 5
 
 
 @dataclass(frozen=True)
 class Bisection(Renderable):
-    """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be
-    looked into."""
+    """Result of ``bisect``; true if nothing leaves the bound.
+
+    Attributes:
+        parity: the comparison of ``verify``.
+        not_searched: wrong outputs that could not be searched, with the reason.
+        reproduction: smallest failing model of the first fault.
+    """
 
     parity: Comparison
     faults: tuple[Fault, ...] = ()
@@ -83,16 +89,22 @@ class Bisection(Renderable):
         return bool(self.parity)
 
     def to_json(self) -> dict[str, Any]:
-        """As values of JSON."""
+        """Describe the result in the values of JSON.
+
+        Returns:
+            "ok", "faults", "not_searched", "notes" and "seconds".
+        """
         told = {name: [asdict(v) for v in getattr(self, name)] for name in ("faults", "not_searched")}
         return {"ok": bool(self), **told, "notes": list(self.notes), "seconds": self.seconds}
 
     def write(self, folder: PathLike) -> Path | None:
-        """The smallest failing model of the first fault as ``folder`` (``normdeploy.verbs.bisect.reproduction``); None
-        where there is no fault.
+        """Write the smallest failing model of the first fault (``normdeploy.verbs.bisect.reproduction``).
+
+        Returns:
+            The folder; None if no fault has such a model.
 
         Raises:
-            NormdeployError: the folder holds something, or can't be written.
+            NormdeployError: the folder is not empty, or can't be written.
         """
         if self.reproduction is None:
             return None
@@ -120,16 +132,19 @@ def search_faults(
     budget: ComparisonBudget = ComparisonBudget(),  # noqa: B008 - frozen
     progress: Progress | None = None,
 ) -> Bisection:
-    """Compare as ``verify`` does, and find what is wrong where something is.
+    """Compare as ``verify`` does, and find the faults of the outputs that fail.
 
     Args:
-        engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
-        building another.
+        engines: compared only at their outputs: an engine has no others, and marking inner tensors as outputs would
+            build another engine.
         seeds, inputs, names, most, policy, dataset, runners, budget, progress: as for
-        ``normdeploy.verbs.verify.file_comparison.compare_files``.
+            ``normdeploy.verbs.verify.file_comparison.compare_files``.
+
+    Returns:
+        The comparison and the faults.
 
     Raises:
-        NormdeployError: as ``verify``. A fault is no error but a result that is false.
+        NormdeployError: as ``verify``. A fault raises nothing; it makes the result false.
     """
     start = time.perf_counter()
     own = None if inputs is None else read_inputs(inputs)
@@ -159,7 +174,7 @@ def search_faults(
     chosen = quantized if quantized is not None else _choose_result(parity, outputs, not_searched)
     failed = [r for r in parity.results if not r and r.runtime == OFF and r.output in outputs]
     if chosen is not None or failed:
-        # The search speaks of inputs and outputs as the model does.
+        # The search uses the model's names of inputs and outputs.
         proto = inline_functions(rename_ends(load_onnx(onnx_path), subject.inputs, subject.outputs))
         if isinstance(model, FileModel):
             model = model.with_inlined_functions()
@@ -192,12 +207,14 @@ def search_faults(
 def _find_input_faults(
     model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], case: InputCase
 ) -> Iterable[Fault]:
-    """The fault of a file that takes an input otherwise than the model, whether it runs on the model's or not."""
+    """Yield the fault of a file that expects another preprocessing of an input, even if it does not run on the model's
+    inputs.
+    """
     for result in failed[:1]:
         try:
             found = find_preprocessing(model, proto, result, case.make())
         except (GraphError, RuntimeUnavailable):
-            # The file does not open, which another line says.
+            # The file does not open; another line reports it.
             return
         if found is None:
             return
@@ -225,7 +242,7 @@ def _find_input_faults(
 def _find_failing_nodes(
     model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], cases: Sequence[InputCase]
 ) -> list[Fault]:
-    """Name the nodes of a file that does not run, whose outputs are no numbers."""
+    """Find the failing nodes of a file that does not run."""
     lost = next((r for r in failed if r.reason and not np.isfinite(r.max_abs_error)), None)
     case = next((case for case in cases if lost is not None and case.name == lost.case), None)
     if lost is None or case is None:
@@ -234,10 +251,11 @@ def _find_failing_nodes(
 
 
 def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
-    """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights.
+    """List wrong outputs and weights if no fault is found: for each output the first failed row, then the wrong
+    weights.
 
     Args:
-        told_before: reasons that another line has.
+        told_before: reasons that were already reported.
     """
     failed = [r for r in parity.results if not r and r.runtime not in OWN and r.reason not in told_before]
     firsts = {r.output: r for r in reversed(failed)}
@@ -256,15 +274,22 @@ def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before:
 
 
 def _find_wrong_quantized(parity: Comparison) -> OutputResult | None:
-    """Of a quantized file what is wrong in float64: where it is right there, no search among its numbers helps."""
+    """Return the result of a quantized file that is wrong in float64, None if it is right there.
+
+    If it is right in float64, a search among its numbers does not help.
+    """
     failed = {r.runtime: r for r in reversed(parity.results) if not r and r.steps is not None}
     return failed.get(UNROUNDED, failed.get(ROUNDED))
 
 
 def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
-    """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing.
+    """Choose the result to search.
 
-    ``given``: the file's outputs."""
+    If onnxruntime is wrong with its optimizer off, errors of other runtimes add nothing.
+
+    Args:
+        given: the file's outputs.
+    """
     failed = [r for r in parity.results if not r and r.runtime not in OWN]
     chosen: OutputResult | None = None
     for runtime in (OFF, STEPWISE, ON, *CUDA):
@@ -295,8 +320,10 @@ def _open_search(
     progress: Progress | None,
     altered: Mapping[str, str],
 ) -> FaultSearch:
-    """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
-    is not."""
+    """Open the search on the first input if the output is wrong there, else on the worst input.
+
+    The worst input may be all zeros, on which different functions can agree.
+    """
 
     def search_on(case: InputCase) -> FaultSearch:
         return FaultSearch(model, proto, FaultyOutput(result, case.name, case.make(), altered), progress)
@@ -306,6 +333,6 @@ def _open_search(
         if cases[0].name == result.case or not first.output_error():
             return first
     except (GraphError, InputError):
-        # A model that states a dim as open may run at one size alone, which others of verify's inputs have.
+        # A model that states a dim as open may run at only one size, which other inputs of verify may have.
         pass
     return search_on(next((case for case in cases if case.name == result.case), cases[0]))

@@ -1,4 +1,4 @@
-"""Weights and biases of layers with a BatchNorm folded into them, and the epsilon that a file folded it with."""
+"""Fold BatchNorms into the weights and biases of layers, and find the epsilon that a file folded them with."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from ...types import Array, Arrays
 from ..verify.model_tensors import BatchNorm, NormVectors, iter_batch_norms
 from ..verify.reference_models import Original
 
-# Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
+# Error relative to the largest element: a fold in float32 takes a few roundings of 2^-24.
 _NEAR = 2.0**-20
-# relative, of a variance that is solved for: a square, of an element down to an eighth of the largest
+# Relative error of a solved variance: a square, of elements down to an eighth of the largest.
 _SAME = 2.0**-14
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedTensor:
-    """A tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
+    """Tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
     epsilon).
 
-    ``offset``, ``variance`` and ``gamma`` broadcast to ``right``. ``transposed``: the weight is a ConvTranspose's; None
-    of a bias.
+    Attributes:
+        right: the tensor as the model's epsilon folds it.
+        offset, variance, gamma: broadcast to ``right``.
+        transposed: the weight belongs to a ConvTranspose; None for a bias.
     """
 
     owner: str
@@ -36,16 +38,28 @@ class FoldedTensor:
     transposed: bool | None = None
 
     def with_epsilon(self, epsilon: float) -> Array:
-        """Return the tensor as another epsilon folds it."""
+        """Fold the tensor with another epsilon.
+
+        Returns:
+            An array of the shape of ``right``.
+        """
         scale = np.sqrt((self.variance + self.epsilon) / (self.variance + epsilon))
         return np.asarray(self.offset + (self.right - self.offset) * scale)
 
     def is_near(self, stored: Array) -> bool:
-        """Whether ``stored`` is the tensor, but for the rounding of a fold in float32."""
+        """Check that ``stored`` is the tensor up to the rounding of a fold in float32, in any layout.
+
+        Returns:
+            True if every element is close.
+        """
         return _is_near_in_any_layout(self.right, stored)
 
     def find_epsilon(self, stored: Array) -> float | None:
-        """Return the epsilon with which ``stored`` was folded, None if no other epsilon than the model's tells it."""
+        """Find the epsilon that ``stored`` was folded with.
+
+        Returns:
+            The epsilon; None if it is the model's or none explains ``stored``.
+        """
         if stored.size != self.right.size or self.is_near(stored):
             return None
         for epsilon in (*EPSILONS, *self._solve_epsilons(stored)):
@@ -54,9 +68,12 @@ class FoldedTensor:
         return None
 
     def describe_statistics(self, stored: Array) -> str:
-        """Say with which one variance or gamma of all channels a weight was folded, "" if none tells it.
+        """Describe a fold with the same variance or gamma in every channel.
 
         Fresh BatchNorms have 1, so a file that was made before training, or without its state, shows it here.
+
+        Returns:
+            A sentence; "" if no single number explains ``stored``.
         """
         if self.offset.any() or stored.size != self.right.size:
             return ""
@@ -90,14 +107,17 @@ class FoldedTensor:
                 else:
                     epsilon = np.nan
             if np.isfinite(epsilon) and epsilon > 0:
-                # People write epsilons of a digit or two; rounding leaves what was solved beside them.
+                # People write epsilons with one or two digits; the solved number is off by rounding.
                 yield float(f"{epsilon:.3g}")
                 yield epsilon
 
 
 def fold_parameters(model: Original, parameters: Arrays) -> dict[str, FoldedTensor]:
-    """Return the weights and biases among ``parameters`` with each BatchNorm of their width folded in, by a name that
-    tells both."""
+    """Fold each BatchNorm into the weights and biases among ``parameters`` that have its width.
+
+    Returns:
+        Names of the parameter and the BatchNorm -> folded tensor.
+    """
     folds: dict[str, FoldedTensor] = {}
     for norm in iter_batch_norms(model):
         vectors = norm.read_vectors(parameters)
@@ -148,7 +168,7 @@ def _is_near_in_any_layout(right: Array, stored: Array) -> bool:
 
 
 def _iter_layouts(stored: Array, like: Array) -> Iterator[Array]:
-    """Yield a tensor in the shape of another, as it lies and transposed."""
+    """Yield a tensor in the shape of another, unchanged and transposed."""
     yield stored.reshape(like.shape)
     if stored.ndim > 1 and stored.T.shape == like.shape:
         yield stored.T

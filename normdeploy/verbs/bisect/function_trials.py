@@ -1,4 +1,4 @@
-"""Functions of one tensor, however many nodes write them out: which one the file computes, and which one the model."""
+"""Identify functions of one tensor, written with any number of nodes: the function of the file, and the model's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...types import Array
 from .difference_analysis import all_within
 from .trial_changes import Cause, TrialSpot
 
-# different numbers: fewer do not tell functions apart
+# Minimum number of distinct values: fewer can't tell functions apart.
 _FEWEST = 4
 _MOST_OPERANDS = 16
 _TANH = math.sqrt(2 / math.pi)
@@ -23,7 +23,7 @@ def _wrap_torch_function(function: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
 
-# The parts of a GELU stand for it: a spot may end inside one.
+# Parts of a GELU identify it as well, because a spot may end inside one.
 _GELUS: dict[str, Callable[[Array], Array]] = {
     "GELU (erf)": _wrap_torch_function(functional.gelu),
     "GELU (tanh)": _wrap_torch_function(lambda x: functional.gelu(x, approximate="tanh")),
@@ -59,7 +59,11 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def find_other_function(around: TrialSpot) -> Cause | None:
-    """Name the function that the model computes here, and the function of the file if it is a known one."""
+    """Identify the function that the model computes here, and the file's if it is a known one.
+
+    Returns:
+        A cause; None if the model's function is not known.
+    """
     spot = around.spot
     got = around.values[spot.end]
     expected = spot.expected
@@ -77,7 +81,7 @@ def find_other_function(around: TrialSpot) -> Cause | None:
             place = spot.places[0]
         else:
             place = None
-        # One change of a wider stretch may say more of a function that has no name.
+        # The file's function has no name, so a change of a wider stretch may explain more.
         if own is None:
             text = f"the model computes {right} of {operand!r} there, the file another function"
             return Cause("unknown", text, place)
@@ -105,7 +109,7 @@ def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
 
 
 def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
-    """Return the function of ``x`` that ``y`` is, None where it is none of those known."""
+    """Return the name of the function that maps ``x`` to ``y``, None if no known function does."""
     if np.isfinite(x).all():
         with np.errstate(all="ignore"):
             for name, function in _FUNCTIONS.items():
@@ -116,7 +120,7 @@ def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
 
 
 def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
-    """Return a leaky ReLU by the slope that the most negative element shows."""
+    """Identify a leaky ReLU by the slope at the most negative element."""
     lowest = int(x.argmin())
     if x.flat[lowest] >= 0:
         return None
@@ -127,7 +131,7 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
 
 
 def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
-    """Return a clip by the least and the largest element, where both or one cut something off."""
+    """Identify a clip by the smallest and the largest element, if at least one of them cuts something off."""
     low = float(y.min())
     high = float(y.max())
     if not all_within(np.clip(x, low, high), y, allowed):

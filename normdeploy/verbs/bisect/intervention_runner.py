@@ -1,4 +1,4 @@
-"""The runtime under test with some tensors held at their right values, and the first tensor that is wrong there."""
+"""Run the runtime under test with some tensors set to their right values, and find its first wrong tensor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays, Progress
 from ..verify.tensor_drift import DriftPoint, InnerTensors, TensorComparison, TensorPair
 
-# tensors fetched in one run
+# Maximum number of tensors fetched in one run.
 _AT_ONCE = 64
-# bytes of values
+# Maximum bytes of values that are kept.
 _KEPT = 1 << 30
 
 
 class InterventionRunner(TensorComparison):
-    """Runs a model with chosen tensors fixed at given values, on the CPU or on CUDA."""
+    """Run a model with chosen tensors fixed at given values, on the CPU or on CUDA.
+
+    Attributes:
+        held: tensor -> its fixed value.
+    """
 
     def __init__(
         self,
@@ -40,12 +44,27 @@ class InterventionRunner(TensorComparison):
         self._eagers: RunResult = {}
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        """Evaluate the model's operators in float64, each once.
+
+        Returns:
+            Operator -> array.
+        """
         return _values_once(self._references, nodes, super().reference_values)
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        """Evaluate the model's operators in its own precision, each once.
+
+        Returns:
+            Operator -> array.
+        """
         return _values_once(self._eagers, nodes, super().eager_values)
 
     def runtime_values(self, tensors: Sequence[str]) -> RunResult:
+        """Run the file with the tensors of ``held`` fixed.
+
+        Returns:
+            Tensor -> its value in the runtime.
+        """
         probed = copy_model(self.proto)
         graph = probed.graph
         forget_dim_names(graph)
@@ -62,7 +81,11 @@ class InterventionRunner(TensorComparison):
         return self._run_probed(probed, tensors, {**self._ours, **self.held})
 
     def compare_at(self, pair: TensorPair) -> tuple[DriftPoint | None, Array]:
-        """One pair judged, and what the runtime has there."""
+        """Compare one pair.
+
+        Returns:
+            Its error and bound, and the runtime's value.
+        """
         value = self.runtime_values([pair.tensor])[pair.tensor]
         reference = self.reference_values([pair.node])[pair.node]
         eager = self.eager_values([pair.node])[pair.node]
@@ -72,7 +95,7 @@ class InterventionRunner(TensorComparison):
 
 
 def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]) -> RunResult:
-    """Arrays of nodes, which do not change from run to run: in ``known`` as many are kept as fit."""
+    """Return values of nodes, which are the same in each run; ``known`` caches as many as fit."""
     wanted = list(nodes)
     values = {name: known[name] for name in wanted if name in known}
     if missing := [name for name in wanted if name not in known]:
@@ -83,7 +106,12 @@ def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str
 
 
 class FirstWrongSearch:
-    """Finds it among ``pairs``; ``exact`` knows what is computed from what."""
+    """Find the first wrong tensor among ``pairs``; ``exact`` gives the dependencies.
+
+    Attributes:
+        pairs: tensor of the file -> pair.
+        points: tensor -> its error and bound, None if it can't be compared.
+    """
 
     def __init__(
         self, bench: InterventionRunner, pairs: Sequence[TensorPair], exact: Float64Evaluator, progress: Progress | None
@@ -95,21 +123,23 @@ class FirstWrongSearch:
         self.points: dict[str, DriftPoint | None] = {}
 
     def drop(self, tensor: str) -> None:
-        """Take a pair for none: the two are not the same tensor after all."""
+        """Remove a pair whose two tensors turned out to be different."""
         del self.pairs[tensor]
 
     def clear_points(self) -> None:
-        """Something is held now: all is to be read again."""
+        """Forget all errors, because another tensor is fixed now."""
         self.points.clear()
 
     def find(self, output: str) -> str:
-        """The first wrong tensor on a way of wrong ones to ``output``, which is known to be wrong; its compared
-        predecessors are right.
+        """Find the first wrong tensor on a path of wrong tensors to ``output``, which is known to be wrong.
 
-        First in the file's order, so that of two branches that are both wrong the earlier is named.
+        If two branches are wrong, the one that is earlier in the file is taken.
+
+        Returns:
+            A tensor whose compared predecessors are right.
         """
         before = [name for name in self._tensors_before(output) if name != output]
-        # One inner tensor at a time, where the optimizer fuses less around each that is read.
+        # The optimizer fuses less around each tensor that is read, so only one inner tensor is read at a time.
         if self._bench.optimize:
             start = self._bisect_tensors(before, output)
         else:
@@ -126,7 +156,11 @@ class FirstWrongSearch:
         return min(tensors, key=lambda name: self._exact.makers.get(name, -1))
 
     def compared_predecessors(self, name: str) -> list[str]:
-        """The compared tensors that ``name`` is computed from without another between."""
+        """Find the nearest compared tensors that ``name`` is computed from.
+
+        Returns:
+            Tensors with no other compared tensor between them and ``name``.
+        """
         tensors = list[str]()
         seen = set[int]()
         stack = [name]
@@ -143,6 +177,11 @@ class FirstWrongSearch:
         return list(dict.fromkeys(tensors))
 
     def is_right(self, tensor: str) -> bool:
+        """Compare a tensor.
+
+        Returns:
+            True if it is within its bound.
+        """
         self._compare_tensors([tensor])
         return bool(self.points[tensor])
 
@@ -157,7 +196,7 @@ class FirstWrongSearch:
         return [name for name in self.pairs if name in made and name not in self._bench.held]
 
     def _bisect_tensors(self, ordered: Sequence[str], output: str) -> str:
-        """A wrong one next to a right one, by halves."""
+        """Find a wrong tensor next to a right one by bisection."""
         low = -1
         high = len(ordered)
         while high - low > 1:
@@ -183,7 +222,7 @@ class FirstWrongSearch:
 
 
 def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: Array) -> DriftPoint:
-    """Judge integers, which are right where they equal the reference, in float64 or as it runs."""
+    """Judge integers, which are right if they equal the float64 reference or the model's own run."""
     tally = ErrorTally(reference.dtype)
     tally.add("", value, reference, lambda got: (got == reference) | (got == eager))
     return DriftPoint(
@@ -199,9 +238,14 @@ def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: A
 
 
 def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
-    """The most pairs that stand in one order in the file and in the PyTorch graph: a tool that fuses nodes may leave
-    the module of one on another. Outputs are kept in any case."""
-    # of chains by length: the last place in the PyTorch graph, and the pair
+    """Keep the largest set of pairs whose order is the same in the file and in the PyTorch graph.
+
+    A tool that fuses nodes may leave the module name of one on another. Outputs are always kept.
+
+    Returns:
+        Pairs in the file's order.
+    """
+    # For each length of a chain: its last place in the PyTorch graph, and its last pair.
     ends: list[tuple[int, int]] = []
     before: dict[int, int] = {}
     for i, pair in enumerate(pairs):
@@ -221,7 +265,11 @@ def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
 
 
 def is_output_changed(before: Array | None, after: Array | None, allowed: float) -> bool:
-    """Whether the output has changed by more than it may be off by."""
+    """Check that the output has changed by more than its bound.
+
+    Returns:
+        True also if one of the values is missing.
+    """
     if before is None or after is None:
         return True
     found = difference_from_float64(after, before)
@@ -229,7 +277,11 @@ def is_output_changed(before: Array | None, after: Array | None, allowed: float)
 
 
 def is_worse(after: DriftPoint, before: DriftPoint) -> bool:
-    """Whether the output has become more wrong by what was changed."""
+    """Check that a change has made the output worse.
+
+    Returns:
+        True if its error grew by more than half, or it became NaN or Inf.
+    """
     return bool(after.reason and not before.reason) or (
         not after and after.error > 1.5 * before.error and not before.reason
     )

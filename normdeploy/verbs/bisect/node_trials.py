@@ -1,4 +1,4 @@
-"""The changes that are tried in the place of what a file has, each with the kind of mistake that it would mend."""
+"""List the changes of single nodes that are tried, each with the kind of mistake that it would mend."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from .wiring_trials import (
     try_split_orders,
 )
 
-# of what is taken for an epsilon
+# Largest number that counts as an epsilon.
 _LARGEST = 0.1
-# whose orders are all tried
+# Maximum number of axes whose orders are all tried.
 _MOST_AXES = 4
-# of which each choice of axes is tried
+# Maximum number of dims of a tensor whose choices of axes are all tried.
 _MOST_DIMS = 5
-# no tensor of a file
+# Name of an added tensor; no file has it.
 _STATE = "the model's initial state"
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 # The file's variance, the model's, and the power of n / (n - 1) that leads from one to the other.
@@ -53,11 +53,13 @@ _VARIANCES = (("a biased", "an unbiased", 1), ("an unbiased", "a biased", -1))
 
 
 def iter_trials(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
-    """Yield every change of one node of a spot that is tried, and of all that are alike, with the cause that it would
-    show.
+    """List every change of one node of a spot, and the same change of all similar nodes.
 
     Args:
-        held: results of the model's operators that the file has too, float64.
+        held: results of the model's operators that the file also has, float64.
+
+    Yields:
+        Trials, each with the cause that it would confirm.
     """
     tried = list[Trial]()
     for trial in _try_one_node(around, held):
@@ -68,8 +70,9 @@ def iter_trials(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
 
 
 def _try_all_similar(around: TrialSpot, tried: Sequence[Trial]) -> Iterator[Trial]:
-    """Change all nodes that are alike in the same way: code that runs several times, as for queries and keys, is wrong
-    each time."""
+    """Change all similar nodes in the same way: code that runs several times, as for queries and keys, is wrong each
+    time.
+    """
     alike: dict[tuple[object, ...], list[Trial]] = {}
     for trial in tried:
         ((place, node),) = trial.change.nodes.items()
@@ -92,7 +95,7 @@ def _operator_key(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _try_one_node(around: TrialSpot, held: Arrays) -> Iterator[Trial]:
-    # Before the attributes of a reference file, of which training mode is one.
+    # Try training mode before the attributes of a reference file, because training mode is one of them.
     yield from try_eval_mode(around)
     for at in around.nodes:
         if not is_extra_node(at.node):
@@ -132,7 +135,7 @@ def _try_epsilons(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
-    """Try another epsilon for a small number that a node reads."""
+    """Try another epsilon in place of a small number that a node reads."""
     for i, name in enumerate(at.node.input):
         stored = at.fixed_input(i, "f")
         if stored is None or stored.size != 1:
@@ -146,8 +149,9 @@ def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
 
 
 def _try_ddof(at: TrialNode) -> Iterator[Trial]:
-    """A variance over n − 1 in the place of one over n (torch.var's unbiased), or the other way: gamma times the root
-    of the ratio."""
+    """Try a variance over n − 1 in place of n (torch.var's unbiased), or the reverse: gamma times the root of the
+    ratio.
+    """
     x = at.input_value(0)
     if at.op in _ROOTS:
         sizes = {d for value in at.around.values.values() if value.dtype.kind == "f" for d in value.shape if d > 1}
@@ -162,7 +166,7 @@ def _try_ddof(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
-    """The initial states of a recurrent layer that the file leaves out: zeros, by ONNX."""
+    """Try initial states of a recurrent layer for which the file has zeros, ONNX's default."""
     if at.op not in GATES or at.input_value(0) is None:
         return
     places = (5, 6) if at.op == "LSTM" else (5,)
@@ -183,7 +187,7 @@ def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
 
 
 def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
-    """Yield the parameters that may be a state of a layer, [directions, batch, size], where the file has zeros."""
+    """Yield the parameters that may be a state of a layer, [directions, batch, size], if the file has zeros."""
     x = at.input_value(0)
     recurrence = at.fixed_input(2, "f")
     start = at.input_value(i)
@@ -195,7 +199,7 @@ def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
     batch = x.shape[1]
     directions = len(recurrence)
     for name, value in at.around.parameters.items():
-        # Weights are often three-dimensional, and no state then.
+        # Weights are often three-dimensional too; their sizes differ from a state's.
         if value.ndim != 3 or value.shape[1] not in (1, batch) or value.shape[2] != recurrence.shape[2]:
             continue
         for layer in range(0, len(value), directions):
@@ -204,7 +208,7 @@ def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
 
 
 def _try_axes_and_orders(at: TrialNode) -> Iterator[Trial]:
-    """Other axes, other orders of axes, the other form of an approximation."""
+    """Try other axes, other orders of axes, and the other form of an approximation."""
     read = [at.input_value(i) for i in range(len(at.node.input))]
     rank = next((value.ndim for value in read if value is not None), 0)
     for name, value in at.attributes.items():
@@ -230,7 +234,7 @@ def _try_axes_and_orders(at: TrialNode) -> Iterator[Trial]:
 
 
 def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
-    """Return every choice of as many axes but the file's; none of tensors of no or many dims."""
+    """Return every other choice of as many axes; none for tensors of no or many dims."""
     if not 0 < rank <= _MOST_DIMS:
         return []
     here = sorted(axis % rank for axis in own)
@@ -238,8 +242,11 @@ def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
 
 
 def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
-    """Rows of an attention that the mask hides whole, where torch gives 0 (`masked_rows`): the softmax is 0 there for
-    all that read it."""
+    """Set the rows of an attention that the mask hides completely to 0, as torch does (docs/huggingface.md, Masks).
+
+    Yields:
+        One trial, with the softmax 0 in these rows for all readers.
+    """
     scores = at.input_value(0)
     made = at.output_value
     if at.op != "Softmax" or scores is None or made is None:
@@ -271,7 +278,7 @@ def _try_weights(at: TrialNode) -> Iterator[Trial]:
     return try_parameters(at, at.around.weights)
 
 
-# In this order: of trials that mend as much, the first is taken.
+# The order matters: among trials that mend equally, the first is taken.
 _NODE_TRIALS: tuple[Callable[[TrialNode], Iterator[Trial]], ...] = (
     _try_weights,
     try_exchanged_directions,

@@ -1,4 +1,4 @@
-"""A single number of a file that is not the model's: the right one is solved for."""
+"""Find a single number of a file that differs from the model's, by solving for the right one."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from ...types import Array
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, with_attributes
 
 _PLAIN = (0.0, 1.0, -1.0)
-# of Newton's method, which two are enough for where the number enters linearly
+# Steps of Newton's method; two are enough if the number enters linearly.
 _STEPS = 8
-# relative, for the slope
+# Relative step of the finite difference.
 _MOVED = 2.0**-10
 _SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
 _SUMS = ("Add", "Sub", "Sum")
-# elements: fewer are met by a number that says nothing
+# Minimum number of elements: fewer can be met by a meaningless number.
 _FEWEST = 4
-# What a spot's end is off by with a change; None where it can't be computed.
+# Returns the error of a spot's end with a change; None if it can't be computed.
 Residual = Callable[[NodeChange], "Array | None"]
 
 
 @dataclass(frozen=True)
 class _FileNumber:
-    """A number that a node reads, ``own`` in the file: an attribute, or with ``edit`` what is done to input ``i``."""
+    """Number that a node reads: an attribute, a constant input, or the scale of an input.
+
+    Attributes:
+        own: its value in the file.
+        i: index of the input.
+        edit: (input, value) -> the input with another number; None for an attribute.
+    """
 
     at: TrialNode
     name: str
@@ -35,7 +41,11 @@ class _FileNumber:
     edit: Callable[[Array, float], Array] | None = None
 
     def with_value(self, value: float) -> Trial:
-        """Try another number in its place."""
+        """Try another number in its place.
+
+        Returns:
+            A trial of kind "number".
+        """
         text = self.at.describe_other(self.name, f"{self.own:.6g}", f"{value:.6g}")
         edit = self.edit
         if edit is None:
@@ -44,7 +54,11 @@ class _FileNumber:
 
 
 def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float, Cause]]:
-    """Yield each number with which the end is right, with its error."""
+    """Find the numbers that make the spot's end right.
+
+    Yields:
+        The error of the end, and the cause.
+    """
     for number in _iter_numbers(around):
         for value in _iter_candidates(number, around.numbers, residual):
             trial = number.with_value(value)
@@ -58,7 +72,7 @@ def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float
 
 
 def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
-    """The single numbers that nodes read, their floating attributes, and scales that are left out before them."""
+    """Yield the single numbers that nodes read, their floating attributes, and scales that are left out before them."""
     for at in around.nodes:
         for i, name in enumerate(at.node.input):
             stored = at.fixed_input(i, "f")
@@ -76,7 +90,7 @@ def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
 
 
 def _iter_candidates(number: _FileNumber, numbers: Sequence[float], residual: Residual) -> Iterator[float]:
-    """The model's numbers and the plainest ones, and what Newton's method comes to."""
+    """Yield the model's numbers, the simplest numbers, and the result of Newton's method."""
     yield from dict.fromkeys([*numbers, *_PLAIN])
     value = number.own
     for _ in range(_STEPS):

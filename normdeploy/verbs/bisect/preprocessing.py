@@ -1,7 +1,7 @@
-"""Whether a file takes its inputs otherwise than the model: channels last, blue before red, 0 to 255, or normalized.
+"""Find a file that expects preprocessed inputs: channels last, blue before red, 0 to 255, or normalized.
 
-The few usual transforms are tried on the input of rank 4. A file that gives with one of them what the model gives
-without is right but for what stands in front of it.
+The few usual transforms are tried on an input of rank 4. If the file with a transformed input gives the model's
+outputs, only the preprocessing in front of the file differs.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from ...types import Array, Arrays
 from ..verify.output_results import OutputResult
 from ..verify.reference_models import FloatReference, Original
 
-# dims
+# Rank of an image batch.
 _IMAGE = 4
 _CHANNELS = (1, 3, 4)
-# of ImageNet, as torchvision has them
+# Mean and standard deviation of ImageNet, as in torchvision.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DRAWS = 3
-# Sizes of the inputs at which a transform is confirmed. A constant input, or one that a norm makes nothing of, is the
-# same after many transforms; and a large input hides a wrong epsilon, as 255 times any input is.
+# Scales of the inputs that confirm a transform. A constant input, or one whose effect a norm removes, is the same after
+# many transforms. A large input, such as 255 times any input, hides a wrong epsilon.
 _CONFIRMED = (1.0, 1.0, 0.01)
-# of the output's largest element; every transform here changes a model's output by more
+# Error relative to the output's largest element; every transform here changes a model's output by more.
 _NEAR = 1e-2
-# A transform rounds three times, and each is another draw: numbers no larger than |x| + 1 before they are scaled.
+# Bound of a transform's roundings: it rounds three times, numbers of at most |x| + 1 before they are scaled.
 _UNITS = 12 * 2.0**-24
 
 
 @dataclass(frozen=True)
 class InputTransform:
-    """``text``: what it makes of x, as numpy has it; "" where it changes nothing."""
+    """Transform of an input.
+
+    Attributes:
+        text: the transform of x in numpy's notation; "" if it changes nothing.
+    """
 
     text: str
     apply: Callable[[Array], Array]
@@ -47,7 +51,13 @@ class InputTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPreprocessing:
-    """The file takes ``tensor`` so; ``text`` is for people. ``error`` of the output then, and what is ``allowed``."""
+    """Preprocessing that the file expects for ``tensor``.
+
+    Attributes:
+        text: a sentence for people.
+        error: error of the output with the preprocessing.
+        allowed: its bound.
+    """
 
     tensor: str
     text: str
@@ -58,11 +68,14 @@ class FoundPreprocessing:
 def find_preprocessing(
     model: Original, proto: onnx.ModelProto, result: OutputResult, feeds: Arrays
 ) -> FoundPreprocessing | None:
-    """Find the transform of an input with which a file gives what the model gives; None where none does.
+    """Find the transform of an input that makes a file's output equal the model's.
 
     Args:
-        proto: the file, with the model's names outside.
-        result: of an output that is wrong.
+        proto: the file, with the model's names of inputs and outputs.
+        result: the failed comparison of an output.
+
+    Returns:
+        The preprocessing; None if no transform explains the output.
     """
     images = [name for name, x in feeds.items() if x.ndim == _IMAGE and x.dtype.kind == "f"]
     if not images:
@@ -74,14 +87,14 @@ def find_preprocessing(
     with OnnxFloat64Runner(proto) as exact:
         plain = _output_error(exact, own, result.output, reference)
     if plain is not None and plain <= _NEAR * scale:
-        # The file is right but for what the runtime loses, which another range of its input may hide.
+        # The file is right up to the runtime's rounding, which another range of its input may hide.
         return None
     with OrtRunner(proto, optimize=False) as runner:
         for name in images:
             allowed: float | None = None
             for transform in _iter_transforms(own[name]):
                 error = _output_error(runner, {**own, name: transform.apply(own[name])}, result.output, reference)
-                # The exact bound takes runs of the model, so what is far off is left out first.
+                # The exact bound needs runs of the model, so transforms with large errors are dropped first.
                 if error is None or error > _NEAR * scale:
                     continue
                 if allowed is None:
@@ -99,7 +112,7 @@ def find_preprocessing(
 def _is_confirmed(
     model: Original, runner: OrtRunner, transform: InputTransform, feeds: Arrays, name: str, output: str
 ) -> bool:
-    """Whether a transform explains the file at inputs beside the given one, where the file is wrong without it."""
+    """Check that a transform also explains the file at other inputs, on which the file is wrong without it."""
     for seed, size in enumerate(_CONFIRMED):
         x = feeds[name]
         moved = (size * (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape))).astype(x.dtype)
@@ -113,7 +126,7 @@ def _is_confirmed(
 
 
 def _output_error(runner: Runner, feeds: Arrays, output: str, reference: Array) -> float | None:
-    """The output's largest error; None where the file does not run so, or gives another shape."""
+    """Return the output's largest error; None if the file does not run or gives another shape."""
     try:
         got = runner.infer(feeds)[output]
     except NormdeployError:
@@ -127,7 +140,7 @@ def _output_error(runner: Runner, feeds: Arrays, output: str, reference: Array) 
 
 
 def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResult, reference: Array) -> float:
-    """What rounding the transformed input may do to the output, beside what is allowed of the output anyway."""
+    """Return the output's bound plus the effect of rounding the transformed input."""
     moved = 0.0
     runner = FloatReference(model).float64_runner
     for seed in range(_DRAWS):
@@ -145,7 +158,7 @@ def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResu
 
 
 def _iter_transforms(x: Array) -> Iterator[InputTransform]:
-    """Layouts, orders of channels and ranges, and their combinations, the plainest first."""
+    """Yield layouts, orders of channels and ranges, and their combinations, simplest first."""
     if x.shape[1] in _CHANNELS:
         channel = 1
     else:
@@ -170,7 +183,7 @@ def _layout_transform(order: Sequence[int]) -> InputTransform:
 
 
 def _iter_range_transforms(channel: int, channels: int) -> Iterator[InputTransform]:
-    """0 to 255, −1 to 1, and ImageNet's mean and deviation, each taken by the file or left to it."""
+    """Yield transforms between 0 to 1, 0 to 255, −1 to 1, and ImageNet's mean and deviation."""
     yield InputTransform("255 * {}", lambda v: 255 * v)
     yield InputTransform("{} / 255", lambda v: v / 255)
     yield InputTransform("(2 * {} - 1)", lambda v: 2 * v - 1)
@@ -191,6 +204,11 @@ def _combine_transforms(parts: Sequence[InputTransform]) -> InputTransform:
             text = part.text.format(text)
 
     def apply_parts(x: Array) -> Array:
+        """Apply the transforms in order, in float64.
+
+        Returns:
+            The result in the dtype of ``x``.
+        """
         value = x.astype(np.float64)
         for part in parts:
             value = part.apply(value)

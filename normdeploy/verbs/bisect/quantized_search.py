@@ -1,17 +1,16 @@
-"""Where a quantized file goes wrong: the first weight, node or quantizer that its steps do not explain, and why.
+"""Search a quantized file for the first weight, node or quantizer whose error its steps do not explain, and the cause.
 
-Looked at are, in this order:
+The search covers, in this order:
 
-1. the weights that are not within half a step of the parameter that they are next to (``quantized_weights``);
-2. the file without its quantization (``remove_quantization``): what is wrong there is searched as in any other file
-(``hunt``);
-3. the quantizers of data: a pair whose halves differ, a range that cuts off what a calibration on inputs like these
-   would have seen (`StepBudget.trust_ranges`), a range that is far too wide.
+1. weights that are not within half a step of the nearest parameter (``quantized_weights``);
+2. the file without its quantization (``remove_quantization``), searched like any other file (``fault_search``);
+3. the quantizers of data: a pair whose halves differ, a range that clips values that a calibration on such inputs would
+   have seen (`StepBudget.trust_ranges`), a range that is far too wide.
 
-A weight and a quantizer are tried: with it right (the parameter in its place, or nothing rounded and cut off there) the
-output has to come nearer to the reference by a third, or where nothing does that, nearer at all; what makes the output
-worse is no fault. What is found stays mended while the search goes on, until the output is within its budget
-(`verbs.verify.quantization_budget`).
+Each weight and quantizer is tried: the weight is set to the parameter, or the quantizer neither rounds nor clips. The
+output must then come nearer to the reference by a third or, if no trial achieves that, nearer at all. A change that
+makes the output worse does not count. Mended faults stay mended while the search goes on, until the output is within
+its budget (`verbs.verify.quantization_budget`).
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ from .quantized_weights import ModelParameters, QuantizedWeight, channel_size_ra
 from .runtime_faults import Float32Trial, TensorError
 from .trial_changes import Cause
 
-# what one fault among several leaves is tried after what one alone would
+# Largest remaining share of the error after a mend. The second one is for a fault among several.
 _HELPS = (2 / 3, 0.97)
-# times the largest error, beyond which a mend makes an output worse: two faults may hide each other
+# Factor of the largest error beyond which a mend makes an output worse: two faults may hide each other.
 _WORSE = 1.5
-# of a range, below which three bits and more are not used
+# Used share of a range below which at least three bits are wasted.
 _COARSE = 1 / 8
-# times, from which on one scale for all channels wastes four bits on the smallest
+# Ratio of channel sizes from which one scale for all channels wastes four bits of the smallest.
 _APART = 16.0
-# of an output's largest number: what evaluating in float32 may cost, far below any step
+# Error of a float32 evaluation relative to the output's largest number, far below any step.
 _FLOAT32 = 1e-5
-# random inputs on which ranges are looked at
+# Number of random inputs that test the ranges.
 _USUAL = 4
-# kinds that show in the budget, and not in the error
+# Kinds that affect the budget, not the error.
 _BY_STEPS = ("coarse", "granularity")
 _UNEXPLAINED = ("unknown", "left out", "factor", "weights")
 MOST = 5
@@ -60,8 +59,14 @@ MOST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationSuspect:
-    """``made``: the tensor by which draws hold it; ``right``: what it should be, None where nothing is to be rounded or
-    cut off; ``off``: of ``tensor``."""
+    """Weight or quantizer that may be wrong.
+
+    Attributes:
+        made: tensor whose value is held in a run with the suspect mended.
+        tensor: tensor that the fault names.
+        right: right value of ``made``; None to turn rounding and clipping off.
+        off: error of ``tensor``.
+    """
 
     node: onnx.NodeProto
     made: str
@@ -73,8 +78,14 @@ class QuantizationSuspect:
 
 @dataclass(frozen=True)
 class _OutputState:
-    """``error``: the output's largest, ``typical``: its root mean square, which one element does not decide;
-    ``steps``: what the steps move it by over its size."""
+    """Error of the output.
+
+    Attributes:
+        error: largest error.
+        typical: root mean square error, which no single element decides.
+        steps: effect of the quantization steps, relative to the output's size.
+        right: the output is within its budget.
+    """
 
     error: float
     typical: float
@@ -83,11 +94,11 @@ class _OutputState:
 
 
 class QuantizedSearch:
-    """Searches an output of a quantized file.
+    """Search an output of a quantized file.
 
     Args:
-        usual: random inputs, on which ranges are looked at; none where the user gives inputs.
-        calibrated: what quantizers make whose ranges the file records.
+        usual: random inputs that test the ranges; empty if the user gives inputs.
+        calibrated: outputs of quantizers whose ranges the file records.
     """
 
     def __init__(
@@ -104,7 +115,7 @@ class QuantizedSearch:
         self._result = subject.result
         self._feeds = subject.feeds
         self._progress = progress
-        # The ops of nodes that are written as others here.
+        # The original ops of nodes that are expanded to other ops here.
         self._inside = {
             n.name or n.output[0]: n.op_type for n in proto.graph.node if quantizes_inside(n) or is_quantization_node(n)
         }
@@ -119,7 +130,11 @@ class QuantizedSearch:
         self._first = self._now = self._measure_output({})
 
     def faults(self) -> list[Fault]:
-        """Those that make the output wrong."""
+        """Find the faults that make the output wrong.
+
+        Returns:
+            At most `MOST` faults.
+        """
         weights = list(filter(None, map(self._suspect_weight, self._weights)))
         self._mend_suspects(weights)
         if self._now.right:
@@ -129,20 +144,20 @@ class QuantizedSearch:
         while not in_graph and not self._now.right and len(self._named) < MOST:
             count = len(self._named)
             self._mend_suspects(list(self._iter_suspect_quantizers()))
-            # A weight may not have shown behind a quantizer that was wrong.
+            # A wrong quantizer may have hidden a wrong weight.
             self._mend_suspects(weights)
             if len(self._named) == count:
                 break
         if self._now.right:
-            # What is off by more than its rounding shows on other inputs, where it does not on this one.
+            # A weight that is off by more than its rounding may show only on other inputs.
             self._mend_suspects(weights, all_of_them=True)
         return (self._named + in_graph)[:MOST]
 
     def _mend_suspects(self, suspects: Sequence[QuantizationSuspect], *, all_of_them: bool = False) -> None:
-        """Name the suspects that make the output wrong, and hold them right.
+        """Report the suspects that make the output wrong, and keep them mended.
 
         Args:
-            all_of_them: go on where the output is within its budget.
+            all_of_them: go on after the output is within its budget.
         """
         for helps, suspect in ((helps, suspect) for helps in _HELPS for suspect in suspects):
             if (self._now.right and not all_of_them) or len(self._named) == MOST:
@@ -160,14 +175,19 @@ class QuantizedSearch:
                 self._now = after
                 self._named.append(self._make_fault(suspect, after))
 
-    # ------------------------------------------------------------------ how wrong the output is
+    # ------------------------------------------------------------------ error of the output
 
     def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
-        """The output with these mended, beside the budget that the file has then."""
+        """Measure the output with suspects mended, against the budget that the file then has."""
         output = self._result.output
         is_unrounded = self._result.runtime == UNROUNDED
 
         def run_mended(feeds: Arrays, draw: RoundingDraw) -> dict[str, Array]:
+            """Run the file with the suspects mended.
+
+            Returns:
+                Output name -> array.
+            """
             values = self._runner.run_all_tensors(feeds, replace(draw, held=held))
             return {output: values[output]}
 
@@ -176,7 +196,7 @@ class QuantizedSearch:
         budget = CaseBudget(
             run_mended, self._feeds, self._runner.clipped_tensors, clipped - self._untrusted_ranges(held, clipped)
         )
-        # As ``verify`` judges what calibrated ranges cut off.
+        # Treat values that calibrated ranges clip in the same way as ``verify``.
         by_calibration = budget.cut is not None
         right = self._reference
         if is_unrounded:
@@ -199,8 +219,7 @@ class QuantizedSearch:
         return _OutputState(float(np.nanmax(away, initial=0.0)), typical, steps, is_right)
 
     def _untrusted_ranges(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
-        """Of ranges that cut something off those that no calibration on inputs like these can have given: they cut
-        something off of each."""
+        """Return the ranges that no calibration on such inputs can have given: they clip values of each input."""
         if not clipped or clipped <= self._calibrated:
             return frozenset()
         left = clipped
@@ -239,10 +258,10 @@ class QuantizedSearch:
     # ------------------------------------------------------------------ nodes
 
     def _find_float_faults(self) -> list[Fault]:
-        """What is wrong in the file without its quantization.
+        """Find the faults in the file without its quantization.
 
-        Where a weight is like no parameter, its rounding is left in, and of the faults only those count that a change
-        explains: it makes right values of right ones.
+        If a weight matches no parameter, its rounding stays in. Then only faults count that a change explains: it makes
+        right values from right ones.
         """
         try:
             hunts = [
@@ -259,7 +278,7 @@ class QuantizedSearch:
         return [self._rename_to_file(fault) for fault in found]
 
     def _rename_to_file(self, fault: Fault) -> Fault:
-        """Speak of the file's own nodes and tensors."""
+        """Rename the fault's nodes and tensors to the file's own."""
         fault = replace(
             fault,
             runtime=self._result.runtime,
@@ -282,10 +301,10 @@ class QuantizedSearch:
         return fault
 
     def _open_float_search(self, mended: Collection[str]) -> FaultSearch:
-        """Open the file without its quantization.
+        """Open the search in the file without its quantization.
 
         Args:
-            mended: weights that are the model's there though they are next to it alone.
+            mended: weights that are set to the model's parameter even if they are only near it.
         """
         numbers = {w.made: w.unrounded_values(mended=w.made in mended) for w in self._weights}
         plain = remove_quantization(self._runner.proto, numbers)
@@ -297,7 +316,7 @@ class QuantizedSearch:
     def _iter_suspect_quantizers(self) -> Iterator[QuantizationSuspect]:
         self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
         untrusted = self._untrusted_ranges(self._held, self._runner.clipped_tensors())
-        # Told are the values on this input alone.
+        # The messages report values on this input only.
         self._runner.reset_saturations()
         values = self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
         ranges = {s.tensor: s for s in self._runner.list_saturations()}
@@ -346,7 +365,7 @@ class QuantizedSearch:
         )
 
     def _suspect_pair(self, node: onnx.NodeProto, values: Arrays) -> QuantizationSuspect | None:
-        """Look at a pair whose halves differ."""
+        """Check a pair, and suspect it if its halves differ."""
         q = self._quantization
         quantize = q.makers.get(node.input[0])
         if quantize is None or quantize.op_type != QUANTIZE:
@@ -400,11 +419,11 @@ class QuantizedSearch:
         return node.name or node.output[0]
 
     def _op_in_file(self, node: onnx.NodeProto) -> str:
-        """The op of the file's node, which may quantize inside."""
+        """Return the op of the file's node, which may quantize inside."""
         return self._inside.get(self._node_name(node), node.op_type)
 
     def _rename_in_text(self, node: str) -> str:
-        """The same of "op name"."""
+        """Rename "op name" to the file's own op and name."""
         op, _, name = node.partition(" ")
         name = original_node_name(name)
         return f"{self._inside.get(name, op)} {name}".strip()
@@ -416,7 +435,10 @@ class QuantizedSearch:
 
 
 def _pick_larger_half(usual: Sequence[Arrays]) -> list[Arrays]:
-    """Of random inputs some of the larger half: a wrong range holds few elements by chance."""
+    """Choose at most `_USUAL` of the larger half of random inputs.
+
+    On small inputs, a wrong range may hold all elements by chance.
+    """
     ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
     return ordered[len(ordered) // 2 :][:_USUAL]
 

@@ -1,4 +1,4 @@
-"""The weights of a quantized file beside the model's parameters: the one that each is next to, and how it differs."""
+"""Match the weights of a quantized file with the model's parameters, and describe how they differ."""
 
 from __future__ import annotations
 
@@ -20,34 +20,37 @@ from .recurrent_weights import iter_packed_weights
 from .stale_weights import cosine_similarity
 from .trial_changes import Cause
 
-# of a parameter's root mean square, that a weight may be off by and still be that one
+# Largest median error of a match, relative to the parameter's root mean square.
 _ALIKE = 0.5
-# of the same, for most pairs of parameters are alike by no factor
+# The same for a match up to a factor; few pairs of parameters pass it by chance.
 _ALIKE_BY_A_FACTOR = 0.1
-# steps: scales are float32
+# Half a step, with room for float32 scales.
 _HALF = 0.501
-# steps, for a code that is clipped at the end of its range lies further away
+# Bound in steps for a product of integers: a code that is clipped at the end of its range lies further away.
 _CLIPPED = 1.0
-# relative, of one number for a whole channel
+# Relative error below which a factor counts as 1.
 _EQUAL = 0.02
-# elements
+# Maximum number of elements of a weight that is not matched up to a factor.
 _ONE_OR_TWO = 2
-# directions
+# Numbers of directions of an LSTM.
 _ONE_OR_BOTH = (1, 2)
-# places of an LSTM's weights
+# Input indices of an LSTM's weights.
 _INPUT_AND_STATE = (1, 2)
-# elements that are looked at first
+# Number of elements that are compared first.
 _FEW = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedWeight:
-    """A weight as a file has it, and the parameter that it is next to.
+    """Weight of a file, and the parameter that is nearest to it.
 
-    ``made``: the tensor by which draws hold it (`runtimes.rounding_draws.RoundingDraw`); ``tensor``: as faults name it;
-    ``got``: its numbers; ``step``: of each; ``name``, ``right``: the parameter, laid as the weight is, None where it is
-    like none.
-    ``scale`` and ``offset``: of a product of integers, whose scale is multiplied in behind it.
+    Attributes:
+        made: tensor whose value is held in a run with the weight mended (`runtimes.rounding_draws.RoundingDraw`).
+        tensor: tensor that a fault names.
+        got: the dequantized numbers.
+        step: quantization step of each number.
+        name, right: the parameter, in the layout of the weight; ``right`` is None if no parameter matches.
+        scale, offset: of a product of integers, whose scale is multiplied in behind it; else None.
     """
 
     node: onnx.NodeProto
@@ -63,26 +66,33 @@ class QuantizedWeight:
 
     @cached_property
     def steps_off(self) -> float:
-        """How far the weight is off its parameter, in steps; infinite where there is none."""
+        """Return the largest distance from the parameter, in steps; inf without a parameter."""
         if self.right is None:
             return float("inf")
         return float((np.abs(self.got - self.right) / self.step).max(initial=0.0))
 
     @property
     def is_right(self) -> bool:
-        """Whether rounding the parameter gives this weight."""
+        """Return whether rounding the parameter gives this weight."""
         return self.steps_off <= (_HALF if self.scale is None else _CLIPPED)
 
     @property
     def held_value(self) -> Array:
-        """The parameter as draws hold it: its codes, in a product of integers."""
+        """Return the parameter as it is held in a run: as codes for a product of integers."""
         assert self.right is not None
         if self.scale is None or self.offset is None:
             return self.right
         return np.asarray(self.right / self.scale + self.offset)
 
     def unrounded_values(self, mended: bool) -> Array:
-        """Return the numbers without their rounding; where they are wrong and not ``mended``, as they are."""
+        """Return the numbers without rounding.
+
+        Args:
+            mended: use the parameter even if the weight is wrong.
+
+        Returns:
+            The parameter, or the file's own numbers if the weight is wrong and not ``mended``.
+        """
         if self.right is not None and (mended or self.is_right):
             value = self.right
         else:
@@ -91,7 +101,7 @@ class QuantizedWeight:
 
     @property
     def worst_error(self) -> tuple[float, float]:
-        """The largest error, in steps, and half of that step, as numbers."""
+        """Return the error that is largest in steps, and half of that step."""
         assert self.right is not None
         off = np.abs(self.got - self.right)
         place = np.unravel_index(int(np.argmax(off / self.step)), off.shape)
@@ -99,7 +109,7 @@ class QuantizedWeight:
 
 
 class ModelParameters:
-    """The model's parameters, and what its BatchNorms make of them."""
+    """Parameters of a model, also with its BatchNorms folded in."""
 
     def __init__(self, model: Original) -> None:
         stored = {n: v.astype(np.float64) for n, v in model_tensors_by_name(model).items() if v.dtype.kind == "f"}
@@ -109,10 +119,13 @@ class ModelParameters:
         self._shifts = [s for s in iter_bias_shifts(model, stored) if isinstance(s, BatchNormShifts)]
 
     def iter_weights(self, proto: onnx.ModelProto, values: Arrays) -> Iterator[QuantizedWeight]:
-        """Give the quantized weights of a file, in its order.
+        """Match the quantized weights of a file, in its order.
 
         Args:
             values: every tensor of a run of the file in float64.
+
+        Yields:
+            A weight with its nearest parameter.
         """
         q = GraphQuantization(proto)
         for node in q.nodes:
@@ -149,7 +162,7 @@ class ModelParameters:
         )
 
     def _weight_of_integer_product(self, q: GraphQuantization, node: onnx.NodeProto) -> QuantizedWeight | None:
-        """Look at the weight of a MatMulInteger or ConvInteger."""
+        """Match the weight of a MatMulInteger or ConvInteger."""
         codes = q.constant_value(q.source_tensor(node.input[1]))
         scale = _find_scale_behind(q, node)
         if codes is None or scale is None:
@@ -178,9 +191,9 @@ class ModelParameters:
         )
 
     def _find_nearest(self, got: Array) -> tuple[str, Array | None]:
-        """Find the parameter that a weight is next to, up to one factor, laid as the weight is.
+        """Find the parameter that is nearest to a weight, up to one factor, in the layout of the weight.
 
-        None is found of what a migration changed.
+        A weight that a migration changed has none.
         """
         best: tuple[float, str, Array | None] = (float("inf"), "", None)
         for name, parameter in self._iter_candidates(got):
@@ -199,7 +212,7 @@ class ModelParameters:
 
 
 def _iter_lstm_directions(stored: Arrays) -> Iterator[tuple[str, Array]]:
-    """Yield the weights of each direction of an LSTM, as a file lays them: [4·hidden, input]."""
+    """Yield the weights of each direction of an LSTM in the file's layout: [4·hidden, input]."""
     stacked = [(name, value) for name, value in stored.items() if value.ndim == 3 and len(value) in _ONE_OR_BOTH]
     for place in _INPUT_AND_STATE:
         stacked += iter_packed_weights("LSTM", place, stored)
@@ -209,7 +222,7 @@ def _iter_lstm_directions(stored: Arrays) -> Iterator[tuple[str, Array]]:
 
 
 def _relative_distance(got: Array, laid: Array) -> float:
-    """Return how far apart two tensors are, over their size, up to one factor; infinite where most places differ."""
+    """Return the relative distance of two tensors, up to one factor; inf if most elements differ."""
     few = slice(None, None, max(1, got.size // _FEW))
     a = got[few]
     b = laid[few]
@@ -218,7 +231,7 @@ def _relative_distance(got: Array, laid: Array) -> float:
             return 0.0
         return float("inf")
     large = (np.abs(b) >= np.median(np.abs(b))) & (b != 0)
-    # One number is any other, times a factor.
+    # With a factor, one number would match any other.
     if a.size > _ONE_OR_TWO:
         factor = float(np.median(a[large] / b[large]))
     else:
@@ -233,7 +246,7 @@ def _relative_distance(got: Array, laid: Array) -> float:
 
 
 def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | None:
-    """Find the weight's scale: the constant among what the product is multiplied with."""
+    """Find the weight's scale: the constant that the product is multiplied by."""
     name = node.output[0]
     while (readers := q.readers_by_tensor.get(name, [])) and readers[0].op_type in ("Cast", "Reshape", "Mul"):
         if readers[0].op_type == "Mul":
@@ -249,7 +262,17 @@ def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | No
 
 
 def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step: Array) -> Cause:
-    """Say what is wrong with a weight that is not within half a step of the parameter, by channels of either side."""
+    """Describe how a weight differs from its parameter: in all elements, in channels of either of the first two axes,
+    or in single elements.
+
+    Args:
+        called: the node, for the message.
+        name: name of the parameter.
+        step: quantization step of each number.
+
+    Returns:
+        A cause of kind "scale", "zero point", "channels" or "weights".
+    """
     told = f"{called} gives {{}} of the model's {name!r}"
     if (found := _find_factor(got, right, step)) is not None:
         return Cause(found.kind, told.format(found.text))
@@ -281,7 +304,11 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
 
 
 def channel_size_ratio(weight: Array) -> float:
-    """Return the largest over the smallest size of a channel, of the axis where that is more."""
+    """Compute the largest over the smallest size of a channel, for the axis with the larger ratio.
+
+    Returns:
+        At least 1.
+    """
     ratios = [1.0]
     for axis in range(2):
         sizes = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).max(1)
@@ -291,7 +318,7 @@ def channel_size_ratio(weight: Array) -> float:
 
 
 def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
-    """Whether a channel is another one, with its codes under a scale that is not its own."""
+    """Check that a channel holds the codes of another one, under a scale that does not belong to it."""
     if other.any():
         factor = float((row * other).sum() / (other * other).sum())
     else:
@@ -300,7 +327,7 @@ def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
 
 
 def _find_factor(got: Array, right: Array, step: Array) -> Cause | None:
-    """Say that all is off by one factor, or by one number of steps; None where by neither."""
+    """Find one factor, or one number of steps, that all elements are off by; None if there is neither."""
     if right.any():
         factor = float((got * right).sum() / (right * right).sum())
     else:

@@ -1,7 +1,7 @@
-"""The weights of torch's recurrent layers as ONNX lays them.
+"""Convert weights of torch's recurrent layers to ONNX's layout.
 
-ONNX stacks directions and orders gates otherwise: LSTM has i, o, f, c where torch has i, f, c, o; GRU has z, r, h where
-torch has r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and torch.nn.GRU). Both biases are in one tensor.
+ONNX stacks directions and orders gates otherwise: LSTM has i, o, f, c in place of torch's i, f, c, o; GRU has z, r, h
+in place of torch's r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and torch.nn.GRU). Both biases are in one tensor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ _FIRST = re.compile(r"(?P<before>.*)weight_ih_(?P<layer>l\d+)$")
 
 
 def iter_packed_weights(op: str, place: int, parameters: Arrays) -> Iterator[tuple[str, Array]]:
-    """Yield what an input of a recurrent node may hold, each with the name of the layer's parameter.
+    """Convert the weights of all layers that an input of a recurrent node may hold.
 
     Args:
         op: "LSTM", "GRU" or "RNN".
-        place: of the input: 1, 2 and 3 are the weights of the input and of the state, and the biases.
+        place: index of the input: 1 for the weights of the input, 2 for those of the state, 3 for the biases.
         parameters: the model's, by torch's names.
+
+    Yields:
+        Name of the layer's first parameter, and the array [directions, ...].
     """
     for first in filter(None, map(_FIRST.match, parameters)):
         directions = [first["layer"], f"{first['layer']}_reverse"]

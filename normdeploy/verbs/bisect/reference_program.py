@@ -1,4 +1,4 @@
-"""The operators of what files are compared with, a PyTorch graph or the nodes of an ONNX file, and what each reads."""
+"""List the operators of a reference and their inputs; the reference is a PyTorch graph or an ONNX file."""
 
 from __future__ import annotations
 
@@ -17,74 +17,142 @@ from .folded_norms import FoldedTensor, fold_parameters
 
 
 class ReferenceProgram(ABC):
-    """Operators by name, in the order of ``order``."""
+    """Operators of a reference, by name.
+
+    Attributes:
+        order: operator -> its place in the program.
+    """
 
     order: dict[str, int]
 
     @abstractmethod
     def inputs_of(self, name: str) -> list[str]:
-        """Return the operators that give ``name`` its tensors, but for what depends on nothing."""
+        """List the operators that ``name`` reads, except those that depend on nothing.
+
+        Returns:
+            Names of operators.
+        """
 
     @abstractmethod
     def tensor_operators(self, names: Iterable[str]) -> list[str]:
-        """Return those that give one tensor."""
+        """Select the operators that give one tensor.
+
+        Returns:
+            Names of operators.
+        """
 
     @abstractmethod
     def module_of(self, name: str) -> str:
-        """Return the qualified path of the module that an operator comes from, "" where it is not known."""
+        """Find the module that an operator comes from.
+
+        Returns:
+            Its qualified path, "" if unknown.
+        """
 
     @abstractmethod
     def operator_kind(self, name: str) -> str:
-        """Return what kind of operator it is, as in "aten.layer_norm"."""
+        """Describe the kind of an operator.
+
+        Returns:
+            For example "aten.layer_norm", or op and name of an ONNX node.
+        """
 
     def describe_operator(self, name: str, module: str) -> str:
-        """Return an operator's kind, and the module that it is of if that is known."""
+        """Describe an operator for a message.
+
+        Returns:
+            Its kind, and its module if known.
+        """
         if module:
             return f"{self.operator_kind(name)} of {module}"
         return self.operator_kind(name)
 
     @abstractmethod
     def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
-        """Return the floating constants that the operators read, by name, in float64."""
+        """Collect the floating constants that the operators read.
+
+        Returns:
+            Name -> array in float64.
+        """
 
     @abstractmethod
     def folded_parameters(self, names: Iterable[str]) -> dict[str, FoldedTensor]:
-        """Return the parameters that the operators read with the BatchNorms among them folded in."""
+        """Fold the BatchNorms among the operators' parameters into the other parameters.
+
+        Returns:
+            Names of parameter and BatchNorm -> folded tensor.
+        """
 
     @abstractmethod
     def scalars_of(self, names: Iterable[str]) -> list[float]:
-        """Return the single floating numbers that the operators read, epsilons among them."""
+        """Collect the single floating numbers that the operators read, such as epsilons.
+
+        Returns:
+            Distinct numbers.
+        """
 
     @abstractmethod
     def output_operator(self, output: str) -> str:
-        """Return the operator that gives an output."""
+        """Find the operator that gives an output.
+
+        Returns:
+            Its name.
+        """
 
     def fixed_ancestors(self, names: Iterable[str]) -> list[str]:
-        """Return the operators that depend on no input and that ``names`` are computed from."""
+        """List the operators that depend on no input and that ``names`` are computed from.
+
+        Returns:
+            Names in the program's order; empty for an ONNX file.
+        """
         return []
 
     def stored_origins(self, name: str) -> list[str]:
-        """Return the parameters and buffers that an operator is computed from."""
+        """List the parameters and buffers that an operator is computed from.
+
+        Returns:
+            Names of parameters and buffers; empty for an ONNX file.
+        """
         return []
 
     @abstractmethod
     def first_reader_places(self) -> dict[str, int]:
-        """Return the place of the first operator that reads each parameter."""
+        """Find the first operator that reads each parameter.
+
+        Returns:
+            Parameter -> place of the operator.
+        """
 
     def stored_buffers(self) -> dict[str, Array]:
-        """Return the stored tensors that are no parameters, floating ones in float64."""
+        """Collect the stored tensors that are not parameters.
+
+        Returns:
+            Name -> array, floating ones in float64; empty for an ONNX file.
+        """
         return {}
 
     def onnx_nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
-        """Return the ONNX nodes that operators are; none of a PyTorch graph."""
+        """Return the ONNX nodes of operators.
+
+        Returns:
+            Nodes; empty for a PyTorch graph.
+        """
         return []
 
     def fixed_integers(self, name: str) -> Array | None:
-        """Return the integers that an ONNX node reads as ``name``; None where they are none, or not fixed."""
+        """Return the fixed integers that an ONNX node reads as ``name``.
+
+        Returns:
+            Integers or bools; None if the tensor is not fixed or has another type.
+        """
         return None
 
     def operators_between(self, end: str, stops: Iterable[str]) -> list[str]:
-        """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
+        """List the operators that compute ``end`` from ``stops``.
+
+        Returns:
+            Names in the program's order, with ``end`` and without ``stops``.
+        """
         names = set[str]()
         stack = [end]
         known = set(stops)
@@ -97,28 +165,33 @@ class ReferenceProgram(ABC):
 
 
 def open_program(model: Original) -> ReferenceProgram:
-    """Return the operators of a PyTorch model or an ONNX file."""
+    """Open the operators of a PyTorch model or an ONNX file.
+
+    Returns:
+        A program for the kind of the model.
+    """
     if isinstance(model, FileModel):
         return FileProgram(model)
     return TorchProgram(model)
 
 
 class TorchProgram(ReferenceProgram):
-    """The operators of a model's PyTorch graph."""
+    """Operators of a model's PyTorch graph."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
         self._is_tensor = {n for n, node in self._nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
         self.order = {name: place for place, name in enumerate(self._nodes)}
-        # In inputs or parameters: exporters compute the others, positions and masks, and leave the result.
+        # Operators that depend on inputs or parameters. Exporters compute others, such as masks, and store only the
+        # result.
         self._rooted = set[str]()
         for n, node in self._nodes.items():
             rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
             if rooted and (n in self._is_tensor or self._gives_tensors(n)):
                 self._rooted.add(n)
 
-        # In inputs alone.
+        # Operators that depend on inputs.
         self._fed = set[str]()
         for n, node in self._nodes.items():
             is_input = n in model.program.graph_signature.user_inputs
@@ -143,7 +216,7 @@ class TorchProgram(ReferenceProgram):
         return {target: min(places) for target, places in read.items() if places}
 
     def _with_ancestors(self, names: Iterable[str]) -> set[str]:
-        """``names`` and all that they are computed from."""
+        """Return ``names`` and all operators that they are computed from."""
         seen = set[str]()
         stack = list(names)
         while stack:
@@ -205,7 +278,7 @@ class TorchProgram(ReferenceProgram):
         return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
 
     def _with_producers(self, names: Iterable[str]) -> list[str]:
-        """``names``, and the operators that give several tensors of which they take one."""
+        """Return ``names``, and the operators with several tensors that they take one of."""
         names = list(names)
         return list(dict.fromkeys([*names, *(s for n in names for s in self.inputs_of(n) if s not in self._is_tensor)]))
 
@@ -219,7 +292,7 @@ class TorchProgram(ReferenceProgram):
 
 
 class FileProgram(ReferenceProgram):
-    """The nodes of an ONNX file that is the reference, each named by the tensor that it writes."""
+    """Nodes of an ONNX file that is the reference; each is named by a tensor that it writes."""
 
     def __init__(self, model: FileModel) -> None:
         self._model = model

@@ -1,5 +1,4 @@
-"""The inner tensors of an ONNX file that is the reference: in float64, and as it runs; and which of a file's are
-theirs."""
+"""Evaluate the inner tensors of a reference ONNX file, in float64 and in its own types, and pair them with a file's."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from ..verify.tensor_drift import InnerTensors, TensorPair, TorchInnerTensors, b
 
 
 class FileInnerTensors:
-    """The tensors of a reference on one input.
+    """Inner tensors of a reference on one input.
 
     Args:
-        precision: "" where the file that is compared computes in the reference's own types, else "fp16" or "bf16".
+        precision: "fp16" or "bf16" if the compared file computes in it; "" if it computes in the reference's own types.
     """
 
     def __init__(self, model: FileModel, feeds: Arrays, precision: str) -> None:
@@ -30,13 +29,21 @@ class FileInnerTensors:
         self._types = inferred_dtypes(model.proto)
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
-        """Return tensors in float64."""
+        """Evaluate tensors in float64.
+
+        Returns:
+            Name -> array.
+        """
         names = list(nodes)
         values = self._with_outputs(names).float64_runner.infer(self._feeds)
         return {name: values[name] for name in names}
 
     def eager_values(self, nodes: Iterable[str]) -> RunResult:
-        """Return tensors as the reference has them when it runs, in the precision of the file that is compared."""
+        """Evaluate tensors as the reference runs, in the precision of the compared file.
+
+        Returns:
+            Name -> array.
+        """
         names = list(nodes)
         _, make = own_precision_runner(self._with_outputs(names), self._half)
         with make() as runner:
@@ -44,17 +51,17 @@ class FileInnerTensors:
         return {name: values[name] for name in names}
 
     def _with_outputs(self, names: Iterable[str]) -> FileModel:
-        """The reference with ``names`` among its outputs."""
+        """Return the reference with ``names`` among its outputs."""
         proto = copy_model(self._model.proto)
         known = {v.name for v in proto.graph.output}
         for name in dict.fromkeys(names):
             if name not in known:
                 proto.graph.output.append(self._output_info(name))
-        # What runs is this copy, so neither the user's session nor the file on disk.
+        # This copy runs in place of the user's session or the file on disk.
         return replace(self._model, proto=proto, session=None, path=None)
 
     def _output_info(self, name: str) -> onnx.ValueInfoProto:
-        """A tensor as an output, of its own type where that is known: an output without one hides the type."""
+        """Declare a tensor as an output, with its type if known: an output without one hides the type."""
         kind = self._types.get(name)
         if kind is None:
             return onnx.ValueInfoProto(name=name)
@@ -62,23 +69,32 @@ class FileInnerTensors:
 
 
 def open_inner_tensors(model: Original, feeds: Arrays, precision: str) -> InnerTensors:
-    """Return the inner tensors of a PyTorch model or an ONNX file."""
+    """Open the inner tensors of a PyTorch model or an ONNX file.
+
+    Returns:
+        An evaluator of inner tensors on ``feeds``.
+    """
     if isinstance(model, FileModel):
         return FileInnerTensors(model, feeds, precision)
     return TorchInnerTensors(model, feeds, precision)
 
 
 def pair_with_model(model: Original, proto: onnx.ModelProto) -> list[TensorPair]:
-    """Return the corresponding tensors of the model and a file, in the file's order."""
+    """Pair corresponding tensors of the model and a file.
+
+    Returns:
+        Pairs in the file's order.
+    """
     if isinstance(model, LoadedModel):
         return pair_tensors(model, proto)
     return _pair_files(model, proto)
 
 
 def _pair_files(model: FileModel, proto: onnx.ModelProto) -> list[TensorPair]:
-    """Pair the tensors of one name, and those that alone enter or leave a module of one name.
+    """Pair tensors of the same name, and those that alone enter or leave a module of the same name.
 
-    Exporters number tensors, so of two files those of one name may differ: only results of the same op are paired.
+    Exporters number tensors, so equal names in two files may mean different tensors: only results of the same op are
+    paired.
     """
     theirs, their_order = boundaries_of_file(model.proto)
     ours, order = boundaries_of_file(proto)
@@ -98,5 +114,5 @@ def _pair_files(model: FileModel, proto: onnx.ModelProto) -> list[TensorPair]:
 
 
 def _op_types_by_tensor(proto: onnx.ModelProto) -> dict[str, str]:
-    """Tensor -> the op that makes it."""
+    """Return the op that makes each tensor."""
     return {name: node.op_type for node in proto.graph.node for name in node.output}

@@ -1,5 +1,4 @@
-"""The smallest failing model as a folder that runs by itself: the model, its inputs, the right result, and a script
-that compares."""
+"""Write the smallest failing model as a self-contained folder: model, inputs, right result and a comparing script."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from ...storage.folder_replacement import replace_folder_atomically, require_emp
 from ...storage.npz_files import write_npz
 from ...types import Array, Arrays, PathLike
 
-# bytes of weights that go into the model's own file
+# Maximum bytes of weights inside the model's own file.
 _INLINE = 1 << 30
 
 SCRIPT = '''"""{title}
@@ -74,8 +73,16 @@ sys.exit(1 if broken or error > check["allowed"] else 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A model of the nodes at fault, its inputs in the file's types by name, the float64 value of ``output`` and what
-    it may be off by."""
+    """Model of the nodes at fault, with its inputs and its right result.
+
+    Attributes:
+        inputs: name -> array, in the file's types.
+        expected: float64 value of ``output``.
+        allowed: largest absolute error.
+        optimizer: run it with onnxruntime's optimizer.
+        provider: "cpu" or "cuda".
+        title: the cause, for the script.
+    """
 
     model: onnx.ModelProto
     inputs: Arrays
@@ -87,10 +94,13 @@ class Reproduction:
     title: str
 
     def write(self, folder: PathLike) -> Path:
-        """Write it to ``folder``, which is new or empty: whole, or not at all.
+        """Write it to ``folder``, which is new or empty: completely, or not at all.
+
+        Returns:
+            The folder.
 
         Raises:
-            NormdeployError: the folder holds something, or can't be written.
+            NormdeployError: the folder is not empty, or can't be written.
         """
         target = require_empty_dir(folder)
         with replace_folder_atomically(target) as made:
@@ -100,7 +110,7 @@ class Reproduction:
     def _write_files(self, folder: Path) -> None:
         large = sum(t.ByteSize() for t in self.model.graph.initializer) > _INLINE
         onnx.save(self.model, folder / "model.onnx", save_as_external_data=large, location="model.data")
-        # names in a zip can't be just anything
+        # Names inside a zip file are restricted, so inputs are numbered.
         keys = {name: f"input_{i}" for i, name in enumerate(self.inputs)}
         write_npz(folder / "inputs.npz", {keys[name]: value for name, value in self.inputs.items()})
         write_npz(folder / "expected.npz", {"expected": self.expected})

@@ -1,4 +1,4 @@
-"""Which node a runtime computes wrongly: each alone, on its right inputs, against its float64 value on the same."""
+"""Find the node that a runtime computes wrongly: run each alone on its right inputs, and compare with float64."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from .intervention_runner import InterventionRunner
 from .trial_changes import Cause
 
 _DRAWS = 3
-# of roundoff, by which inputs are moved to see what rounding may do
+# Units of roundoff by which inputs are moved to measure the effect of rounding.
 _UNITS = 4
-# trials to make a failing region smaller
+# Maximum number of trials to shrink a failing region.
 _CUTS = 80
-# steps by which an island grows around a node
+# Steps by which a float32 region grows around a node.
 _GROWN = 6
 HALVES = frozenset(HALF_TYPES)
 
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far a tensor is off on right inputs; true where that is allowed.
+    """Error of a tensor on right inputs; true if it is allowed.
 
-    ``scale``: its largest finite |right value|; ``reason``: what no error can say.
+    Attributes:
+        scale: largest finite absolute right value.
+        reason: a difference that an error can't express, such as NaN.
     """
 
     error: float
@@ -50,7 +52,14 @@ class TensorError:
 
     @classmethod
     def of_tensor(cls, got: Array, expected: Array, allowed: float, whose: str) -> Self:
-        """Compare a tensor with the right values; ``whose``: of whom their shape is, as a message says it."""
+        """Compare a tensor with the right values.
+
+        Args:
+            whose: subject and verb for the expected shape in a message, such as "the model's is".
+
+        Returns:
+            The error; with a reason if the sizes differ.
+        """
         if got.size != expected.size:
             reason = f"its shape is {list(got.shape)}, {whose} {list(expected.shape)}"
             return cls(0.0, allowed, largest_finite(expected), reason)
@@ -60,9 +69,12 @@ class TensorError:
 
 @dataclass(frozen=True)
 class WrongNodes:
-    """The nodes at ``places`` of the file make ``end`` of right inputs.
+    """Result of the nodes at ``places`` for ``end`` on right inputs.
 
-    ``given``: those inputs in the types of the file that ran; ``got``: None where the nodes do not run.
+    Attributes:
+        given: the inputs, in the types of the file that ran.
+        expected: float64 value of ``end``.
+        got: the runtime's value; None if the nodes do not run.
     """
 
     places: tuple[int, ...]
@@ -74,13 +86,12 @@ class WrongNodes:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the result is not finite where float64 is, or the other way."""
+        """Return whether the result is NaN or Inf and float64 is finite, or the reverse."""
         return self.got is not None and self.got.size == self.expected.size and bool(self.off.reason)
 
 
 class RuntimeUnits:
-    """The nodes of ``original``, and where each stands in the file that runs (beside its Casts where these are
-    added)."""
+    """Nodes of ``original`` and their places in the file that runs, which may have added Casts."""
 
     def __init__(self, original: Float64Evaluator, ran: Float64Evaluator, bench: InterventionRunner) -> None:
         self.original = original
@@ -88,7 +99,11 @@ class RuntimeUnits:
         self.bench = bench
 
     def places_in_runtime(self, places: Sequence[int]) -> list[int]:
-        """The places in the file that runs."""
+        """Find the nodes in the file that runs.
+
+        Returns:
+            Places, with those of the added Casts.
+        """
         if self.original is self.ran:
             return list(places)
         kept: set[int] = set()
@@ -97,7 +112,11 @@ class RuntimeUnits:
         return sorted(kept)
 
     def find_first_wrong(self, places: Sequence[int], right: Arrays) -> WrongNodes | None:
-        """The first node of a stretch that is wrong on right inputs."""
+        """Find the first node of a stretch that is wrong on right inputs.
+
+        Returns:
+            Its result; None if every node is right.
+        """
         for place in places:
             for end in self.original.nodes[place].output:
                 if isinstance(right.get(end), np.ndarray) and right[end].dtype.kind == "f":
@@ -107,7 +126,11 @@ class RuntimeUnits:
         return None
 
     def judge_nodes(self, places: Sequence[int], end: str, right: Arrays) -> WrongNodes:
-        """``places`` run as one model, against float64 on the very same inputs."""
+        """Run ``places`` as one model, and compare ``end`` with float64 on the same inputs.
+
+        Returns:
+            The result, also if it is right or the nodes do not run.
+        """
         given = self.input_values(places, right)
         known = {name: widen_to_float64(value) for name, value in given.items()}
         expected = self.original.evaluate_nodes(places, known)[end]
@@ -122,7 +145,11 @@ class RuntimeUnits:
         return WrongNodes(tuple(places), end, given, expected, off, got)
 
     def input_values(self, places: Sequence[int], right: Arrays) -> dict[str, Array]:
-        """What ``places`` read and do not make, in the types of the file that runs."""
+        """Collect the tensors that ``places`` read and do not make.
+
+        Returns:
+            Name -> array, in the types of the file that runs.
+        """
         nodes = [self.original.nodes[p] for p in places]
         written = {name for node in nodes for name in node.output}
         read = dict.fromkeys(
@@ -134,20 +161,25 @@ class RuntimeUnits:
         return {name: self.round_to_file_type(name, self.original.tensor_value(name, right)) for name in read}
 
     def _run_nodes(self, places: Sequence[int], end: str, given: Arrays) -> Array:
-        """What the runtime makes of them."""
+        """Run the nodes in the runtime, and return ``end``."""
         model = extract_nodes(self.ran, [self.ran.nodes[p] for p in self.places_in_runtime(places)], [end], given)
         with self.bench.open_runner_of(model) as runner:
             return runner.infer({v.name: given[v.name] for v in model.graph.input})[end]
 
     def round_to_file_type(self, name: str, value: Array) -> Array:
-        """``value`` as the file holds it: a half number, even where what runs keeps half numbers in float32."""
+        """Round ``value`` to the file's type: to half precision even if the file that runs keeps it in float32.
+
+        Returns:
+            An array in the type of the file that runs.
+        """
         if name in self.original.types:
             value = widen_to_float64(self.original.round_to_file_type(name, value))
         return self.ran.round_to_file_type(name, value)
 
     def _allowed_error(self, places: Sequence[int], known: Arrays, end: str, expected: Array, dtype: np.dtype) -> float:
-        """What a few units of roundoff in the inputs do, and a few ulps: no kernel of the type can be asked for
-        more."""
+        """Return the effect of a few units of roundoff in the inputs, plus a few ulps; no kernel of the type can do
+        better.
+        """
         if not is_float_dtype(dtype):
             return 0.0
         unit = unit_roundoff(dtype)
@@ -164,8 +196,11 @@ class RuntimeUnits:
         return allowed_beside_peer(moved, largest_finite(expected), dtype)
 
     def shrink_wrong_nodes(self, places: Sequence[int], end: str, right: Arrays) -> WrongNodes | None:
-        """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all
-        is right."""
+        """Find the smallest part of a stretch that is wrong on right inputs; nodes are cut off at its front.
+
+        Returns:
+            Its result; None if the stretch is right.
+        """
         judged = self.judge_nodes(places, end, right)
         if judged.off:
             return None
@@ -182,7 +217,15 @@ class RuntimeUnits:
 
 
 def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -> Cause:
-    """``result``: of ``verify``, which names the optimizers that break a file."""
+    """Describe the mistake of a runtime.
+
+    Args:
+        dtype: type of the wrong tensor.
+        result: the result of ``verify``, which names the optimizers that break a file.
+
+    Returns:
+        A cause of kind "optimizer", "overflow", "underflow", "accuracy" or "unknown".
+    """
     kind, text = _explain_runtime(wrong, dtype, result)
     return Cause(kind, text, wrong.places[0] if len(wrong.places) == 1 else None)
 
@@ -223,8 +266,14 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
 
 @dataclass(frozen=True)
 class Float32Trial:
-    """Whether float32 between Casts mends a fault: ``mends`` is None where it can't be asked; ``nodes``: in the island;
-    ``error``: of the output then."""
+    """Result of computing the nodes of a fault in float32, between Casts.
+
+    Attributes:
+        mends: whether that mends the fault; None if it can't be tried.
+        nodes: nodes of the float32 region.
+        error: error of the output with the float32 region.
+        reason: why it can't be tried.
+    """
 
     mends: bool | None
     nodes: tuple[str, ...] = ()
@@ -235,8 +284,13 @@ class Float32Trial:
 def iter_float32_islands(
     original: Float64Evaluator, places: Sequence[int]
 ) -> Iterator[tuple[onnx.ModelProto, list[int]]]:
-    """The file with ``places`` in float32, then with their readers too, and so on: what overflowed stays wide until it
-    is small again."""
+    """Build the file with ``places`` in float32, then also with their readers, and so on.
+
+    A value that overflowed stays wide until it is small again.
+
+    Yields:
+        The model, and the places in its float32 region.
+    """
     chosen = set(places)
     for _ in range(_GROWN):
         yield with_float32_island(original.proto, chosen, original.types), sorted(chosen)

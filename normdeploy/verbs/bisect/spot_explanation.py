@@ -1,4 +1,4 @@
-"""The change that explains a spot, or the least that is wider and that one change explains."""
+"""Explain a spot by one change, or the smallest wider spot that one change explains."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text
 
 _UNEXPLAINED = ("unknown", "left out", "factor")
-# A wrong constant may look like these at one of its readers.
+# At one of its readers, a wrong constant may look like a cause of these kinds.
 _BY_A_CONSTANT = (*_UNEXPLAINED, "number", "input", "added", "operator")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotExplanation:
-    """The ``cause`` of what is wrong at ``spot``; ``known``: right values of all that its nodes read."""
+    """Cause of the error at ``spot``.
+
+    Attributes:
+        known: right values of all tensors that its nodes read.
+    """
 
     spot: FaultSpot
     cause: Cause
@@ -34,10 +38,13 @@ def explain_spot(
     search: CounterpartSearch,
     spot: FaultSpot,
 ) -> SpotExplanation:
-    """Explain a spot by one change or a wrong constant, of a wider spot if need be, else by a wrong weight.
+    """Explain a spot by one change or a wrong constant, if need be of a wider spot, else by a wrong weight.
 
     Args:
-        altered: weights of the file that are not the model's -> how they differ.
+        altered: weights of the file that differ from the model's -> description of the difference.
+
+    Returns:
+        The explanation, maybe of another spot; its cause is of kind "unknown" if nothing explains it.
     """
     first = _explain_as_given(exact, program, search, spot)
     if not _is_symptom(first.cause) and first.cause.kind not in _BY_A_CONSTANT:
@@ -52,7 +59,7 @@ def explain_spot(
         if any(wider.places == other.spot.places for other in explained):
             continue
         other = _explain_as_given(exact, program, search, wider)
-        # A number behind a result that is a multiple of the right one says less than that.
+        # If the result is a multiple of the right one, a number behind it explains less.
         if (first.cause.kind, other.cause.kind) == ("factor", "number"):
             continue
         if not _is_symptom(other.cause):
@@ -77,14 +84,14 @@ def _explain_by_constant(
 
 
 def _is_symptom(cause: Cause) -> bool:
-    """Whether a cause says how a result differs, and not what makes it differ."""
-    # Two results are in each other's place where two weights or two parts of a Split are.
+    """Check that a cause describes only how a result differs, not the reason."""
+    # Two results are exchanged if two weights or two parts of a Split are.
     is_of_the_result = cause.kind == "order" and (cause.place is None or bool(cause.held))
     return cause.kind in _UNEXPLAINED or is_of_the_result
 
 
 def _iter_wider_spots(search: CounterpartSearch) -> Iterator[FaultSpot]:
-    """Yield wider stretches: a change of layout or of order may show only at the end of a stretch."""
+    """Yield wider stretches, because a change of layout or order may show only at the end of a stretch."""
     yield search.unmatched_spot()
     strict = search.with_equal_shapes()
     narrow = strict.find_spot()
@@ -108,7 +115,7 @@ def _explain_as_given(
 def _narrow_to_added_node(
     exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
 ) -> SpotExplanation:
-    """Narrow a spot to a node that the model does not have: held there, it is right for all that read it."""
+    """Narrow a spot to a node that the model does not have; with its right value, all its readers are right."""
     spot = explained.spot
     cause = explained.cause
     if not cause.instead or cause.place is None:
@@ -124,7 +131,7 @@ def _narrow_to_added_node(
 def _find_altered_weight(
     exact: Float64Evaluator, altered: Mapping[str, str], search: CounterpartSearch, spot: FaultSpot
 ) -> Cause | None:
-    """The first weight that the spot reads, or the stretch before it, and that the audit of weights knows."""
+    """Find the first altered weight that the spot or the stretch before it reads."""
     for p in dict.fromkeys([*spot.places, *search.places]):
         for name in exact.read_names(exact.nodes[p]):
             if name in altered:

@@ -1,4 +1,4 @@
-"""Whether a file holds the weights of another state of the model, as of an earlier step of its training."""
+"""Find a file with the weights of another state of the model, such as an earlier step of its training."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from ..verify.reference_models import Original
 from .folded_norms import FoldedTensor, fold_parameters
 from .trial_changes import Cause
 
-# of a file's weights that are others, beyond which it is a state and no mistake
+# Share of a file's weights that differ; with more, the file has another state of the model, not single mistakes.
 _MOST = 1 / 2
-# two wrong weights are two mistakes
+# Minimum number of differing weights: two are two mistakes.
 _FEWEST = 3
-# relative: what exporters compute in float32
+# Relative error of weights that exporters compute in float32.
 _NEAR = 2.0**-20
-# rounded to bfloat16
+# The same for weights rounded to bfloat16.
 _NEAR_HALF = 2.0**-7
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightReplacement:
-    """``proto``: the file with the model's weights in the place of others, which ``names`` are; ``cause``: what was
-    wrong with these."""
+    """File with the model's weights in place of its own.
+
+    Attributes:
+        names: the replaced weights; empty if none were.
+        cause: the mistake in the replaced weights, None if none were.
+    """
 
     proto: onnx.ModelProto
     names: tuple[str, ...] = ()
@@ -39,9 +43,13 @@ class WeightReplacement:
 
 
 def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacement:
-    """Take the model's weights in the place of a file's.
+    """Replace a file's weights by the model's.
 
-    No names where no more than half of the file's weights are others, or where one of them is like none of the model's.
+    Nothing is replaced if no more than half of the file's weights differ, or if one of them matches no weight of the
+    model.
+
+    Returns:
+        The changed file and its cause, or the file unchanged.
     """
     parameters = model_parameters(model)
     folds = fold_parameters(model, parameters)
@@ -63,12 +71,20 @@ def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacemen
 
 
 def model_parameters(model: Original) -> dict[str, Array]:
-    """Return the floating tensors of several elements that a model holds, in float64."""
+    """Collect the model's floating tensors of several elements.
+
+    Returns:
+        Name -> array in float64.
+    """
     return {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
 
 
 def file_weights(proto: onnx.ModelProto) -> dict[str, Array]:
-    """Return the floating initializers of several elements, as they are."""
+    """Collect the floating initializers of several elements.
+
+    Returns:
+        Name -> array in the file's type.
+    """
     kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
     return {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
 
@@ -93,12 +109,20 @@ def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: 
 
 
 def holds_same_numbers(one: Array, other: Array) -> bool:
-    """Whether two weights hold the same numbers, in either order of their dims."""
+    """Check that two weights hold the same numbers, in either order of their dims.
+
+    Returns:
+        True if they are equal up to rounding.
+    """
     return any(is_rounded_copy(laid, other) for laid in (one, one.T))
 
 
 def is_rounded_copy(one: Array, other: Array) -> bool:
-    """Whether ``other`` holds the numbers of a parameter in memory's order, as float32 or as it is rounded."""
+    """Check that ``other`` holds the numbers of a parameter in the same memory order.
+
+    Returns:
+        True if they are equal up to the rounding of float32, or of 16 bits if ``other`` is rounded to that.
+    """
     if one.size != other.size:
         return False
     a = one.astype(np.float64)
@@ -108,14 +132,18 @@ def is_rounded_copy(one: Array, other: Array) -> bool:
 
 
 def _is_rounded_to_half(value: Array) -> bool:
-    """Whether numbers have been rounded to a type of 16 bits."""
+    """Check that numbers are rounded to a type of 16 bits."""
     with np.errstate(over="ignore"):
         return any(np.array_equal(value.astype(kind).astype(value.dtype), value) for kind in (np.float16, bfloat16))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PlacedWeight:
-    """``away``: 1 - cosine, of which a name that is the same halves what is left."""
+    """Weight of the model that may replace a weight of the file.
+
+    Attributes:
+        away: 1 - cosine of the two; halved if their names are equal.
+    """
 
     source: str
     values: Array
@@ -123,8 +151,9 @@ class _PlacedWeight:
 
 
 def _iter_places(strange: Arrays, stored: Arrays) -> Iterator[tuple[str, _PlacedWeight]]:
-    """Which of the model's weights belongs where: the one that points the same way most, as two states of one training
-    do."""
+    """Match each strange weight with the model's weight of the most similar direction, as two states of one training
+    have it.
+    """
     for name, value in strange.items():
         laid = [
             _PlacedWeight(
@@ -139,7 +168,11 @@ def _iter_places(strange: Arrays, stored: Arrays) -> Iterator[tuple[str, _Placed
 
 
 def cosine_similarity(one: Array, other: Array) -> float:
-    """Return the cosine of the angle between two tensors of the same shape, 0 if either is zero."""
+    """Compute the cosine of the angle between two tensors of the same shape.
+
+    Returns:
+        0 if either is zero.
+    """
     wide = other.astype(np.float64)
     size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
     if size:

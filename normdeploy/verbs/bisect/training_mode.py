@@ -1,4 +1,4 @@
-"""Training mode in the place of eval mode."""
+"""Try eval mode in place of training mode."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, replace_by, with_attributes
 
-# the inputs of a BatchNormalization that are running ones
+# Input indices of a BatchNormalization's running statistics.
 _STATISTICS = (3, 4)
 BATCH = "the statistics of the batch, the model its running ones; export the model after eval()"
 
 
 def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
-    """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
+    """Try eval mode in place of training mode (ONNX: BatchNormalization 14, Dropout 12).
+
+    Yields:
+        Trials of kind "training mode", for single nodes and for all.
+    """
     trained = [at for at in around.nodes if _is_in_training_mode(at.node)]
     vectors = [value for value in around.parameters.values() if value.ndim == 1]
     for at in trained:
         text = f"{at} is in training mode: it takes {BATCH}"
         yield _in_eval([at], text, {})
-        # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
+        # An export in training mode runs the model, which changes its running statistics. Try the model's own too.
         for center, variance in itertools.permutations(vectors, 2):
             yield _in_eval([at], text, {(at.place, 3): center, (at.place, 4): variance})
     if len(trained) > 1:
@@ -53,13 +57,13 @@ def _is_in_training_mode(node: onnx.NodeProto) -> bool:
 
 def _node_in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
     changed = with_attributes(node, {"training_mode": 0})
-    # The other outputs are the new running statistics, which eval mode does not give.
+    # The other outputs are the new running statistics; eval mode has none.
     del changed.output[1:]
     return changed
 
 
 def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
-    """Return the model's running statistics by their input: those of the file's names, else the nearest."""
+    """Return the model's running statistics for each input: by the file's name, else the nearest vector."""
     found: dict[tuple[int, int], Array] = {}
     for i in _STATISTICS:
         stored = at.fixed_input(i, "f")
@@ -74,9 +78,13 @@ def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
 
 
 def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a file with its BatchNormalizations and Dropouts in eval mode, and what the former gave that were not.
+    """Set the BatchNormalizations and Dropouts of a file to eval mode.
 
-    Running statistics of the model's names become the model's; nothing for a single node.
+    Running statistics get the model's values if their names match. A file with fewer than two BatchNormalizations in
+    training mode is not changed.
+
+    Returns:
+        The file, and the outputs of the BatchNormalizations that were in training mode.
     """
     changed = copy_model(proto)
     trained = [node for node in changed.graph.node if _is_in_training_mode(node)]
@@ -86,7 +94,7 @@ def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.Mod
         node.CopyFrom(_node_in_eval(node))
     for node in changed.graph.node:
         if node.op_type == "Dropout":
-            # Without its third input it drops nothing.
+            # Without its third input, Dropout drops nothing.
             del node.input[2:]
     running = {node.input[i] for node in trained for i in _STATISTICS}
     for tensor in changed.graph.initializer:
@@ -97,7 +105,11 @@ def with_eval_mode(proto: onnx.ModelProto, parameters: Arrays) -> tuple[onnx.Mod
 
 
 def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
-    """Take two parameters in the place of a mean and a variance of the batch that nodes compute."""
+    """Try two parameters in place of a mean and a variance of the batch that nodes compute.
+
+    Yields:
+        Trials of kind "training mode".
+    """
     means = [at for at in around.nodes if _is_batch_statistic(at)]
     for center, spread in itertools.combinations(means, 2):
         made = (center.node.output[0], spread.node.output[0])
@@ -113,7 +125,7 @@ def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _is_batch_statistic(at: TrialNode) -> bool:
-    """Whether a mean is one over the first dim, one number for each of several channels."""
+    """Check that a mean runs over the first dim and gives one number for each of several channels."""
     read = at.input_value(0)
     made = at.output_value
     if at.op != "ReduceMean" or made is None or read is None or read.ndim < 2 or made.size != read.shape[1]:

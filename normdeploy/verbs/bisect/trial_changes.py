@@ -1,4 +1,4 @@
-"""What a trial changes, the cause that it would show, and the nodes in whose place something else is tried."""
+"""Define trials: a change of the file, the cause that it would confirm, and the nodes that it replaces."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ _NO_PLAIN_VALUES = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.GRAPH, onnx.
 
 @dataclass(frozen=True)
 class Cause:
-    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
-    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" | "preprocessing" |
-    "stale weights" | "state" | "constant" | "order" | "input" | "attribute" | "body" | "number" | "operator" |
-    "unknown". ``text`` says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the
-    tensor that replaces the node's result; ``held``: tensors of the file with their right values, where the change is
-    that all their readers get these."""
+    """Likely cause of a fault.
+
+    Attributes:
+        kind: kind of the mistake. In numbers: "weights", "stale weights", "constant", "number", "epsilon", "state". In
+            nodes: "axis", "ddof", "left out", "approximation", "training mode", "hidden row", "added", "order",
+            "input", "attribute", "body", "operator", "precision". In the whole result: "factor", "preprocessing". In a
+            runtime: "overflow", "underflow", "accuracy", "optimizer". In a quantized file: "scale", "zero point",
+            "channels", "granularity", "saturation", "coarse". If nothing explains the fault: "unknown".
+        text: the finding, for people.
+        place: the node's index, None if it may be one of several.
+        instead: the tensor that replaces the node's result.
+        held: tensors of the file with their right values, if the change gives these to all readers.
+    """
 
     kind: str
     text: str
@@ -38,7 +45,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial change of a file, and the cause it would confirm."""
+    """Change of a file to try, and the cause that it would confirm."""
 
     cause: Cause
     change: NodeChange
@@ -46,9 +53,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialSpot:
-    """A spot of a file, and what is known there.
+    """Spot of a file, and the values known there.
 
-    ``values``: of all that the spot reads and makes, as the file has them.
+    Attributes:
+        values: all tensors that the spot reads and makes, as the file has them.
     """
 
     exact: Float64Evaluator
@@ -57,43 +65,47 @@ class TrialSpot:
     program: ReferenceProgram
 
     def node_at(self, place: int) -> TrialNode:
-        """Return one node of the file."""
+        """Wrap one node of the file.
+
+        Returns:
+            The node at ``place``.
+        """
         return TrialNode(self, place)
 
     @cached_property
     def nodes(self) -> list[TrialNode]:
-        """The nodes of the spot."""
+        """Return the nodes of the spot."""
         return [self.node_at(place) for place in self.spot.places]
 
     @property
     def operators(self) -> Sequence[str]:
-        """The model's operators that the spot stands for."""
+        """Return the model's operators that the spot computes."""
         return self.spot.operators
 
     @cached_property
     def numbers(self) -> list[float]:
-        """The model's single numbers that belong here, epsilons among them."""
+        """Return the single numbers that the spot's operators read, such as epsilons."""
         return self.program.scalars_of(self.operators)
 
     @cached_property
     def parameters(self) -> dict[str, Array]:
-        """The model's parameters that belong here, in float64."""
+        """Return the parameters that the spot's operators read, in float64."""
         return self.program.parameters_of(self.operators)
 
     @cached_property
     def folds(self) -> dict[str, FoldedTensor]:
-        """The same with BatchNorms folded in."""
+        """Return these parameters with BatchNorms folded in."""
         return self.program.folded_parameters(self.operators)
 
     @cached_property
     def weights(self) -> dict[str, Array]:
-        """The model's parameters, as they are and folded."""
+        """Return these parameters, both unchanged and folded."""
         return {**self.parameters, **{name: fold.right for name, fold in self.folds.items()}}
 
 
 @dataclass(frozen=True)
 class TrialNode:
-    """One node of a file, in whose place something else is tried; as text: "Op 'name'"."""
+    """Node of a file that a trial replaces; as text: "Op 'name'"."""
 
     around: TrialSpot
     place: int
@@ -114,51 +126,91 @@ class TrialNode:
         return self.node.op_type
 
     def is_standard(self, *ops: str) -> bool:
-        """Return whether the node is one of ONNX's own ops ``ops``; of any of them if none is given."""
+        """Check that the node is one of ONNX's own ops ``ops``, or any of them if none is given.
+
+        Returns:
+            False for ops of other domains.
+        """
         return is_standard(self.node) and (not ops or self.op in ops)
 
     def name_of_input(self, i: int) -> str:
-        """Return the tensor that the node reads, "" if none."""
+        """Return the name of the node's input ``i``.
+
+        Returns:
+            "" if it has none.
+        """
         if i < len(self.node.input):
             return self.node.input[i]
         return ""
 
     def input_value(self, i: int) -> Array | None:
-        """Return the value that the node reads, None if it is constant or unknown."""
+        """Return the value of the node's input ``i``.
+
+        Returns:
+            An array; None if the input is constant or unknown.
+        """
         return self.around.values.get(self.name_of_input(i))
 
     def fixed_input(self, i: int, kinds: str) -> Array | None:
-        """Return a constant that the node reads, None where it is none of these kinds of dtypes."""
+        """Return a constant that the node reads as input ``i``.
+
+        Args:
+            kinds: numpy's kinds of dtypes, such as "f" or "iub".
+
+        Returns:
+            An array; None if the input is not constant or of another kind.
+        """
         return self.exact.fixed_value(self.name_of_input(i), kinds)
 
     @property
     def output_value(self) -> Array | None:
+        """Return the file's value of the node's first output, None if unknown."""
         return self.around.values.get(self.node.output[0])
 
     @cached_property
     def attributes(self) -> dict[str, object]:
-        """The node's attributes but tensors and bodies, with the defaults of its opset where none is stated."""
+        """Return the node's attributes except tensors and bodies; unstated ones have the defaults of its opset."""
         return attributes_with_defaults(self.exact, self.node)
 
     def stated_axis(self, default: int) -> int:
-        """Return the attribute ``axis``, or ``default`` if the node has none."""
+        """Return the attribute ``axis``.
+
+        Returns:
+            ``default`` if the node states none.
+        """
         return next((a.i for a in self.node.attribute if a.name == "axis"), default)
 
     def as_node(self, kind: str, text: str, node: onnx.NodeProto, *, instead: str = "") -> Trial:
-        """Try another node."""
+        """Try another node.
+
+        Returns:
+            A trial that replaces the node.
+        """
         return Trial(Cause(kind, text, self.place, instead), NodeChange(nodes={self.place: node}))
 
     def with_inputs(self, kind: str, text: str, inputs: Mapping[int, Array | Edit]) -> Trial:
-        """Try other values for some inputs, or a function of them."""
+        """Try other values for some inputs, or a function of their values.
+
+        Returns:
+            A trial that changes the inputs.
+        """
         edits = {(self.place, i): _as_edit(value) for i, value in inputs.items()}
         return Trial(Cause(kind, text, self.place), NodeChange(inputs=edits))
 
     def with_setting(self, kind: str, name: str, own: object, other: object) -> Trial:
-        """Try another value of one attribute."""
+        """Try another value of one attribute.
+
+        Returns:
+            A trial that replaces the node.
+        """
         return self.as_node(kind, self.describe_other(name, own, other), with_attributes(self.node, {name: other}))
 
     def describe_other(self, what: str, own: object, other: object) -> str:
-        """Say that something of the node is right if it is another."""
+        """Say that the node is right with another value.
+
+        Returns:
+            One sentence, such as "Softmax 'a' has axis 1, with 2 it is right".
+        """
         return f"{self} has {what} {own}, with {other} it is right"
 
 
@@ -169,10 +221,20 @@ def _as_edit(value: Array | Edit) -> Edit:
 
 
 def replace_by(value: Array) -> Edit:
+    """Make a function that returns ``value`` for any input.
+
+    Returns:
+        The function.
+    """
     return lambda _: value
 
 
 def node_at_text(exact: Float64Evaluator, place: int) -> str:
+    """Describe a node for a message.
+
+    Returns:
+        Op and name, such as "Conv 'stem'", or only the op.
+    """
     node = exact.nodes[place]
     if node.name:
         return f"{node.op_type} {node.name!r}"
@@ -180,14 +242,22 @@ def node_at_text(exact: Float64Evaluator, place: int) -> str:
 
 
 def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a copy that can be changed."""
+    """Copy a node.
+
+    Returns:
+        A copy that can be changed.
+    """
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
     return changed
 
 
 def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, object]) -> onnx.NodeProto:
-    """Return a node with some attributes set to other values."""
+    """Set some attributes of a node to other values.
+
+    Returns:
+        A changed copy.
+    """
     changed = copy_node(node)
     del changed.attribute[:]
     changed.attribute.extend(a for a in node.attribute if a.name not in attributes)
@@ -196,7 +266,11 @@ def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, object]) -> o
 
 
 def attributes_with_defaults(exact: Float64Evaluator, node: onnx.NodeProto) -> dict[str, object]:
-    """Return a node's attributes but tensors and bodies, with the defaults of its opset where none is stated."""
+    """Read a node's attributes, except tensors and bodies.
+
+    Returns:
+        Name -> value; unstated attributes have the defaults of the file's opset.
+    """
     values: dict[str, object] = {}
     if is_standard(node) and onnx.defs.has(node.op_type):
         try:

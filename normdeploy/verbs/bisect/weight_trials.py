@@ -1,4 +1,4 @@
-"""Weights of a file that are not the model's."""
+"""Try other values for the weights of a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...types import Array, Arrays
 from .recurrent_weights import GATES, iter_packed_weights
 from .trial_changes import Cause, Trial, TrialNode, TrialSpot, copy_node, replace_by
 
-# no tensor of a file
+# Prefix of an added tensor; no file has it.
 _BIAS = "the bias of the model's BatchNorm at"
-# of weights that are exchanged
+# Maximum number of pairs of weights that are exchanged.
 _MOST_PAIRS = 2000
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A floating constant of several elements that a node reads as its input ``i``; beyond its inputs in a body."""
+    """Floating constant of several elements that a node reads as input ``i``, or that its body reads."""
 
     at: TrialNode
     i: int
@@ -40,7 +40,11 @@ def _iter_weights(at: TrialNode, names: Iterable[str]) -> Iterator[_Weight]:
 
 
 def try_parameters(at: TrialNode, parameters: Arrays) -> Iterator[Trial]:
-    """Take a parameter of the model in the place of a weight that a node reads, or a body inside it."""
+    """Try a parameter of the model in place of a weight that a node or its body reads.
+
+    Yields:
+        Trials of kind "weights".
+    """
     inputs = list(at.node.input)
     seen_by_bodies = [name for name in at.exact.read_names(at.node) if name not in inputs]
     for weight in _iter_weights(at, [*inputs, *seen_by_bodies]):
@@ -55,7 +59,7 @@ def try_parameters(at: TrialNode, parameters: Arrays) -> Iterator[Trial]:
 
 
 def _iter_replacements(weight: _Weight, parameters: Arrays) -> Iterator[tuple[str, Array, Array | None]]:
-    """Yield parameters in the layout of a weight, each with its name and the numbers in the other layout."""
+    """Yield parameters in the layout of a weight, each with its name and its numbers in the other layout."""
     shape = weight.stored.shape
     if weight.at.op in GATES and weight.i in (1, 2, 3):
         for parameter, right in iter_packed_weights(weight.at.op, weight.i, parameters):
@@ -94,13 +98,17 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
 
 
 def try_all_parameters(around: TrialSpot) -> Iterator[Trial]:
-    """Take parameters in the place of all weights that are none, where there are several: no single one explains it.
+    """Try parameters in place of all weights that match none, if there are several, since no single one explains the
+    error.
 
-    The nearest parameter may be one without its BatchNorm, though the BatchNorm is folded in from wrong statistics.
+    A weight whose BatchNorm was folded in from wrong statistics may be nearest to the parameter without the BatchNorm.
+
+    Yields:
+        Trials of kind "weights" or "epsilon".
     """
     nodes = around.nodes
     yield from _try_nearest_parameters(around, nodes, around.weights)
-    # Beside a wrong weight a bias of zeros is none of the model's: it is what a mean of 0 makes.
+    # Beside a wrong weight, a bias of zeros is not the model's: a mean of 0 makes it.
     strange = [at for at in nodes if any(_iter_foreign_weights([at], around.weights))]
     for transposed in (False, True):
         rows = [at for at in strange if (at.op == "ConvTranspose") is transposed]
@@ -112,7 +120,7 @@ def _try_nearest_parameters(around: TrialSpot, nodes: Sequence[TrialNode], param
     wrong: dict[tuple[int, int], Array] = {}
     biases: dict[int, Array] = {}
     told = list[str]()
-    # of what is folded otherwise: the file's epsilon and the model's, None where a fold does not tell it
+    # The file's and the model's epsilon of each differing fold; None if a fold does not show its epsilon.
     epsilons = set[tuple[float, float] | None]()
     for weight in _iter_foreign_weights(nodes, parameters):
         parameter = _find_nearest(weight, parameters)
@@ -156,7 +164,7 @@ def _add_bias_input(at: TrialNode) -> onnx.NodeProto:
 
 
 def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Iterator[_Weight]:
-    """Yield the weights of nodes that are none of the parameters."""
+    """Yield the weights of nodes that equal none of the parameters."""
     for at in nodes:
         for weight in _iter_weights(at, at.node.input):
             if not any(_is_equal_or_transposed(weight.stored, value) for value in parameters.values()):
@@ -164,7 +172,7 @@ def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Ite
 
 
 def _orient_parameter(parameter: Array, stored: Array) -> Array:
-    """Return a parameter in the layout of a weight: transposed, if it is nearer so."""
+    """Return a parameter in the layout of a weight; transposed if that is nearer."""
     own = parameter.reshape(stored.shape)
     if parameter.ndim > 1 and parameter.T.shape == stored.shape:
         return min(own, parameter.T, key=lambda laid: float(np.abs(stored - laid).max()))
@@ -172,7 +180,11 @@ def _orient_parameter(parameter: Array, stored: Array) -> Array:
 
 
 def try_exchanged_directions(at: TrialNode) -> Iterator[Trial]:
-    """Take the weights of the two directions of a recurrent node in each other's place."""
+    """Exchange the weights of the two directions of a recurrent node.
+
+    Yields:
+        At most one trial.
+    """
     first = at.fixed_input(1, "f")
     if at.op in GATES and first is not None and len(first) == 2:
         text = f"{at}: the weights of its two directions are in each other's place"
@@ -180,7 +192,11 @@ def try_exchanged_directions(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_exchanged_weights(around: TrialSpot) -> Iterator[Trial]:
-    """Take two weights of one shape in each other's place."""
+    """Exchange two weights of one shape.
+
+    Yields:
+        Trials of kind "weights".
+    """
     weights = [weight for at in around.nodes for weight in _iter_weights(at, at.node.input)]
     for one, other in islice(itertools.combinations(weights, 2), _MOST_PAIRS):
         if one.stored.shape != other.stored.shape or np.array_equal(one.stored, other.stored):
@@ -191,19 +207,26 @@ def try_exchanged_weights(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _is_equal_or_transposed(stored: Array, parameter: Array) -> bool:
-    """Whether a weight is a parameter in either order of its dims."""
+    """Check that a weight equals a parameter in either order of its dims."""
     if stored.size != parameter.size:
         return False
     return any(np.array_equal(laid.reshape(stored.shape), stored) for laid in (parameter, parameter.T))
 
 
 def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
-    """The parameter that holds the same numbers in reverse, else the nearest; a name that is the same counts for half
-    the distance: a weight that a BatchNorm is folded into keeps its name."""
+    """Return the parameter that holds the same numbers in reverse, else the nearest.
+
+    An equal name halves the distance, because a weight keeps its name when a BatchNorm is folded into it.
+    """
     stored = weight.stored
     same_size = {n: _orient_parameter(v, stored) for n, v in parameters.items() if v.size == stored.size}
 
     def similarity_rank(n: str) -> tuple[bool, float, bool]:
+        """Rank a parameter; the smallest rank is nearest.
+
+        Returns:
+            Not reversed, distance, other name.
+        """
         away = float(np.nan_to_num(np.abs(same_size[n] - stored), nan=np.inf).max())
         is_named = n == weight.name or n.startswith(f"{weight.name} with ")
         return not _is_reversed(stored, same_size[n]), away / 2 if is_named else away, not is_named
@@ -212,6 +235,6 @@ def _find_nearest(weight: _Weight, parameters: Arrays) -> str | None:
 
 
 def _is_reversed(stored: Array, right: Array) -> bool:
-    """Whether a vector, of whatever rank, holds the numbers of another in reverse."""
+    """Check that a vector, of any rank, holds the numbers of another in reverse."""
     is_vector = stored.size == max(stored.shape)
     return is_vector and np.array_equal(stored.reshape(-1)[::-1], right.reshape(-1))

@@ -1,4 +1,4 @@
-"""Nodes that a file has too many, and inputs in each other's place."""
+"""Try to remove added nodes, and to exchange inputs, outputs and tensors."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .counterpart_search import FaultSpot
 from .difference_analysis import match_slices
 from .trial_changes import Cause, Trial, TrialNode, copy_node, node_at_text
 
-# of a Concat, whose orders are all tried; of more each two are exchanged
+# Maximum number of inputs of a Concat whose orders are all tried; with more, only pairs are exchanged.
 _MOST_INPUTS = 4
-# of an axis, which are all tried
+# Maximum number of indices of an axis that are all tried.
 _MOST_INDICES = 64
-# elements, of rows with rows
+# Maximum number of elements in a comparison of rows with rows.
 _MOST_COMPARED = 10_000_000
-# pairs that are exchanged
+# Maximum number of pairs of tensors that are exchanged.
 _MOST_SIBLINGS = 64
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# tensors that are read in another's place
+# Maximum number of tensors that are tried in place of an input.
 _MOST_READ = 32
 _JOINING = ("Add", "Sub", "Mul", "Div", "MatMul", "Concat", "Where", "Sum")
-# Ops that an exchange of these inputs changes.
+# Op -> pairs of inputs whose exchange changes its result.
 _ORDERED = {
     **dict.fromkeys(("Sub", "Div", "Pow", "MatMul", "Less", "Greater"), ((0, 1),)),
     "Where": ((1, 2),),
 }
-# Operators that stand where another of their row should: of the same inputs, and no attributes that matter.
+# Operators of a row may replace each other: they have the same inputs, and no attributes that matter.
 _ALIKE = (
     (
         *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "Selu", "Celu", "ThresholdedRelu", "Gelu", "Softplus"),
@@ -56,13 +56,17 @@ _ALIKE = (
 
 
 def try_other_operators(at: TrialNode) -> Iterator[Trial]:
-    """Let a node compute what another operator does."""
+    """Try similar operators in place of a node's.
+
+    Yields:
+        Trials of kind "operator".
+    """
     for op in next((row for row in _ALIKE if at.op in row), ()):
         if op == at.op:
             continue
         changed = copy_node(at.node)
         changed.op_type = op
-        # A window or an axis is that of the other operator too; what it does not know is not.
+        # The other operator keeps attributes that it also has, such as a window or an axis.
         known = onnx.defs.get_schema(op).attributes
         del changed.attribute[:]
         changed.attribute.extend(a for a in at.node.attribute if a.name in known)
@@ -70,7 +74,11 @@ def try_other_operators(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_model_operators(at: TrialNode) -> Iterator[Trial]:
-    """Let a node be what a reference's node of other kind, and as many inputs, is."""
+    """Try nodes of the reference with other operators and as many inputs in place of a node.
+
+    Yields:
+        Trials of kind "operator".
+    """
     node = at.node
     for theirs in at.around.program.onnx_nodes(at.around.operators):
         same = (theirs.op_type, theirs.domain) == (node.op_type, node.domain)
@@ -83,7 +91,12 @@ def try_model_operators(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
-    """Let a Gather take other indices: each one of the axis, or of several those that the right values are found at."""
+    """Try other indices for a Gather: each index of the axis, or for several indices those at which the right values
+    are found.
+
+    Yields:
+        Trials of kind "order".
+    """
     data = at.input_value(0)
     index = at.fixed_input(1, "iu")
     if at.op != "Gather" or data is None or index is None:
@@ -106,7 +119,7 @@ def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
 
 
 def _find_indices(data: Array, spot: FaultSpot, axis: int, count: int) -> list[Array]:
-    """Return the indices at which ``data`` holds the right values; [] if it does not."""
+    """Return the indices at which ``data`` holds the right values; an empty list if it does not."""
     shape = [*data.shape]
     shape[axis] = count
     if spot.expected.size != np.prod(shape):
@@ -122,7 +135,11 @@ def _format_indices(index: Array) -> str:
 
 
 def try_slice_ranges(at: TrialNode) -> Iterator[Trial]:
-    """Let a Slice begin and end elsewhere on one of its axes: moved as it is, or one longer or shorter."""
+    """Try other ranges for a Slice on one of its axes: moved, or longer or shorter by one.
+
+    Yields:
+        Trials of kind "order".
+    """
     data = at.input_value(0)
     starts = at.fixed_input(1, "iu")
     ends = at.fixed_input(2, "iu")
@@ -152,7 +169,11 @@ def _with_entry(values: Array, i: int, value: int) -> Array:
 
 
 def try_split_orders(at: TrialNode) -> Iterator[Trial]:
-    """Give the parts of a Split in other orders."""
+    """Try other orders of the parts of a Split.
+
+    Yields:
+        Trials of kind "order".
+    """
     own = list(at.node.output)
     if at.op != "Split" or not 1 < len(own) <= _MOST_INPUTS:
         return
@@ -165,16 +186,19 @@ def try_split_orders(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
-    """Let a node read another tensor of the same shape in the place of one that it reads.
+    """Try another tensor of the same size in place of one that a node reads.
 
     Args:
-        right: what the operators of the model read that the node stands for.
+        right: tensors that the model's operators read in place of the node's inputs.
+
+    Yields:
+        Trials of kind "input".
     """
     exact = at.exact
     values = at.around.values
     if at.op not in _JOINING:
         return
-    # A node can read neither its own result nor those of later nodes.
+    # A node can read neither its own result nor results of later nodes.
     before = {n: v for n, v in values.items() if exact.makers.get(n, -1) < at.place and n not in exact.constants}
     for i, name in enumerate(at.node.input):
         read = values.get(name)
@@ -187,7 +211,11 @@ def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
 
 
 def iter_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
-    """Yield each two tensors of one shape that nodes of one kind make, or that enter the file."""
+    """Pair tensors of one shape that nodes of one op make, or that are inputs of the file.
+
+    Yields:
+        Names of two tensors with different values.
+    """
     kinds = {name: exact.nodes[exact.makers[name]].op_type if name in exact.makers else "" for name in values}
     names = [name for name in values if name in exact.inputs or (kinds[name] and name not in exact.sizes)]
     for one, other in itertools.combinations(names, 2):
@@ -198,7 +226,11 @@ def iter_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str
 
 
 def iter_same_source_siblings(exact: Float64Evaluator, values: Arrays) -> Iterator[tuple[str, str]]:
-    """Yield each two siblings that are taken from one tensor, or that enter the file."""
+    """Pair siblings that are computed from one tensor, or that are inputs of the file.
+
+    Yields:
+        Names of two tensors with different values.
+    """
     sources = {name: exact.nodes[exact.makers[name]].input[:1] if name in exact.makers else () for name in values}
     groups: dict[tuple[str, ...], dict[str, Array]] = {}
     for name, value in values.items():
@@ -208,7 +240,14 @@ def iter_same_source_siblings(exact: Float64Evaluator, values: Arrays) -> Iterat
 
 
 def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, str]], values: Arrays) -> Iterator[Trial]:
-    """Give all readers of two tensors the other one."""
+    """Exchange two tensors for all their readers.
+
+    Args:
+        pairs: names of two tensors.
+
+    Yields:
+        Trials of kind "order".
+    """
     for one, other in islice(pairs, _MOST_SIBLINGS):
         held = {one: values[other], other: values[one]}
         sources = [_view_source(exact, one), _view_source(exact, other)]
@@ -219,14 +258,18 @@ def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, st
 
 
 def _view_source(exact: Float64Evaluator, name: str) -> str:
-    """The tensor that another one is a mere view of."""
+    """Return the tensor that another one is only a view of."""
     while (place := exact.makers.get(name)) is not None and exact.nodes[place].op_type in _VIEWS:
         name = exact.nodes[place].input[0]
     return name
 
 
 def try_removed_node(at: TrialNode) -> Iterator[Trial]:
-    """Take a node out whose result has the shape of what it reads."""
+    """Remove a node whose result has the shape of one of its inputs.
+
+    Yields:
+        Trials of kind "added", one for each such input.
+    """
     made = at.output_value
     if made is None or at.op == "Identity":
         return
@@ -240,7 +283,11 @@ def try_removed_node(at: TrialNode) -> Iterator[Trial]:
 
 
 def try_input_orders(at: TrialNode) -> Iterator[Trial]:
-    """Take the inputs of a node in other orders."""
+    """Try other orders of a node's inputs.
+
+    Yields:
+        Trials of kind "order".
+    """
     own = list(at.node.input)
     for order in _iter_input_orders(at.op, own):
         if order != own:

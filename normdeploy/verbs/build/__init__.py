@@ -1,1 +1,1 @@
-"""ONNX files to engines."""
+"""Build engines from ONNX files."""

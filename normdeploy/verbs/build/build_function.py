@@ -1,5 +1,6 @@
-"""ONNX → engine, in a process of its own: where the library aborts, the user gets an error with its reason, not a dead
-program."""
+"""Build an engine from an ONNX file in a separate process; if the library aborts, the user gets an error with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +38,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Engine(Renderable):
-    """A built engine.
+    """Built engine.
 
-    ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on,
-    TensorRT for the one in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers``
-    counts the network as it was parsed. ``norms`` says in which form each norm was built; it is empty where the file
-    was parsed as it is. ``types`` counts the layers of a half-precision file by floating type, all of them as the file
-    says; it is empty where the file was not made half precision here. ``more_profiles`` are the optimization profiles
-    after the first. ``capability`` is the library's name for what the engine runs on ("STANDARD"), ``notes`` say what
-    it can do by the options that it was built with. ``ep_context`` is None where ``path`` is the engine itself.
+    Attributes:
+        path: the engine, or the ONNX file of ``ep_context``.
+        runtime: "tensorrt-rtx" or "tensorrt".
+        version: version of the library that built it.
+        compute_capabilities: empty if none were requested: TensorRT-RTX then builds for all GPUs from 8.0 on, TensorRT
+            for the GPU of this machine.
+        profile: (min, opt, max) shapes of each dynamic input.
+        layers: number of layers of the network as parsed.
+        norms: form in which each norm was built; empty if the file was parsed unchanged.
+        types: number of layers of a half-precision file by floating type, as the file states them; empty if normdeploy
+            did not convert the file to half precision.
+        more_profiles: optimization profiles after the first.
+        capability: the library's name for the hardware that the engine runs on ("STANDARD").
+        notes: abilities that the engine has by its build options.
+        ep_context: None if ``path`` is the engine itself.
     """
 
     path: Path
     bytes: int
-    # "tensorrt-rtx" or "tensorrt"
     runtime: str
-    # of the library that built it
     version: str
     compute_capabilities: tuple[str, ...]
     profile: dict[str, Shapes]
@@ -68,7 +75,11 @@ class Engine(Renderable):
     ep_context: EpContext | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, and what is proved of an engine: nothing was run."""
+        """Return the fields, and that the engine was built but not run.
+
+        Returns:
+            Field -> value, and "proved": "built only".
+        """
         return {**vars(self), "proved": "built only"}
 
     def show(self, console: Console) -> None:
@@ -79,45 +90,49 @@ class Engine(Renderable):
 
 @take_fields_as_arguments(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))
 def build(call: BuildCall) -> Engine:
-    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to
-    run on.
+    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU to build; TensorRT needs the GPU that the engine
+    will run on.
 
-    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is whole.
-    Where the build fails, the libraries' log is kept beside it as ``<engine_path>.log``.
+    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is
+    complete. If the build fails, the libraries' log is kept beside it as ``<engine_path>.log``.
 
     Args:
-        onnx_path: the file, a model in memory, or what ``export`` gave.
+        onnx_path: the file, a model in memory, or a result of ``export``.
         runtime: "tensorrt-rtx" or "tensorrt".
         compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
         profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name ->
-            (min, opt, max). What is not given is taken from the ranges that the file recorded at its export.
-        norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this
-            project wrote for onnxruntime and for what this version of the library can't read), "plugin" (our kernels,
-            which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.norm_implementations``).
-        more_profiles: a further optimization profile each, as ``profiles``; a text may hold several ranges, joined by
+            (min, opt, max). Missing ones come from the ranges that ``export`` recorded in the file.
+        norm_impl: form of the norms: "native", "plugin" or "auto" (see ``normdeploy.engines.norm_implementations``).
+            "native" keeps standard nodes; it changes only group norms that this project wrote for onnxruntime and nodes
+            that this version of the library can't read. "plugin" uses our kernels, which the engine then contains
+            (TensorRT only).
+        more_profiles: more optimization profiles, each as ``profiles``; a text may hold several ranges, separated by
             commas: "batch=16:32:64,length=1:8:64".
-        timing_cache: a file of what was timed in earlier builds, read, added to and replaced whole; builds may share it
-            and run side by side.
-        workspace: the most memory that a layer may use while it runs, in bytes or as "512M".
-        optimization_level: how long the builder looks for faster kernels, from 0 on.
-        hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine is to run on.
-        version_compatible: newer versions of the library are to load the engine.
+        timing_cache: a file with the timings of earlier builds; it is read, extended and replaced as a whole, and
+            concurrent builds may share it.
+        workspace: maximum memory that a layer may use while it runs, in bytes or as "512M".
+        optimization_level: how long the builder searches for faster kernels, from 0 on.
+        hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine will run on.
+        version_compatible: newer versions of the library can load the engine.
         refit: the engine's weights can be replaced.
-        weight_streaming: weights may stay in host memory while it runs.
-        ep_context: "embed" or "file": write an ONNX file with the engine in an EPContext node, or beside it, for
-            onnxruntime's TensorRT-RTX provider.
+        weight_streaming: weights may stay in host memory while the engine runs.
+        ep_context: "embed" or "file": write an ONNX file for onnxruntime's TensorRT-RTX provider, with the engine
+            inside an EPContext node or beside the file.
         progress: called with (stage, done, total).
         timeout: seconds.
 
+    Returns:
+        The engine's path, size, version, profiles and forms of norms.
+
     Raises:
-        GraphError: the file is no valid ONNX.
+        GraphError: the file is not valid ONNX.
         InputError: a profile, a compute capability or an option does not fit, or the library does not take it.
         BuildError: the library refuses the model, or failed; with its reason.
-        RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
+        RuntimeUnavailable: the library, the GPU that it needs, or a package that the kernels need is missing.
     """
     runtime = call.runtime
     norm_implementations.check_norm_impl(call.norm_impl, runtime)
-    # A model in memory has become a file.
+    # ``take_fields_as_arguments`` has saved a model in memory as a file.
     source = Path(cast(PathLike, call.onnx_path))
     target = Path(call.engine_path)
     options = wanted_options.resolve_options(call, taken={"the model": source, "the engine": target})
@@ -146,7 +161,7 @@ def build(call: BuildCall) -> Engine:
         source, proto, call.norm_impl, runtime, installed_version(runtime), shapes, call.progress
     )
     if changed is None and any(None in i.shape for i in graph_inputs(proto)):
-        # The file may call several dims "?", which TensorRT takes for one size; as loaded, they have no name.
+        # The file may name several dims "?", which TensorRT takes for one size. Loading removes these names.
         changed = load_onnx(source)
     proto = changed or proto
     with (
@@ -188,7 +203,7 @@ def build(call: BuildCall) -> Engine:
             )
     if context:
         contexts.remove_stale_engines(Path(os.path.realpath(target)), context.file)
-    # of an earlier failure
+    # Remove the log of an earlier failure.
     _log_path(target).unlink(missing_ok=True)
     seconds = time.perf_counter() - start
     return Engine(
@@ -212,14 +227,14 @@ def build(call: BuildCall) -> Engine:
 
 
 def _split_ranges(given: ProfileRanges) -> ProfileRanges:
-    """Of one profile: a text may hold several ranges."""
+    """Split a text of several ranges of one profile at its commas."""
     if isinstance(given, str):
         return given.split(",")
     return given
 
 
 def _explain_refit_without_gpu(options: BuildOptions) -> str:
-    """A refittable engine was never seen to be built without a GPU: TensorRT-RTX 1.7 fails in a call of CUDA."""
+    """Explain that a refittable engine needs a GPU to build: TensorRT-RTX 1.7 fails in a CUDA call without one."""
     if not (options.refit and (reason := explain_missing_gpu())):
         return ""
     return f". Refittable engines are built where a GPU is, and here is none ({reason}); leave --refit out"
@@ -241,11 +256,11 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-# ------------------------------------------------------------------ what went wrong
+# ------------------------------------------------------------------ errors
 
 
 def _keep_log(log: IO[bytes], target: Path) -> str:
-    """Keep the log beside the engine, and say so."""
+    """Keep the log beside the engine, and return a sentence that says so."""
     if target.exists():
         before = f"; {target.name} is what it was before"
     else:

@@ -1,4 +1,4 @@
-"""The options of ``build``."""
+"""Options and arguments of ``build``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine is built."""
+    """Options for the build of an engine."""
 
-    # What it is for.
+    # Target.
     runtime: str = option_field(
         "tensorrt-rtx",
         "--runtime",
@@ -75,7 +75,7 @@ class EngineOptions:
         None, "--optimization-level", "How long the builder looks for faster kernels, 0 to 5.", metavar="N"
     )
 
-    # What the engine can do.
+    # Abilities of the engine.
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",
@@ -99,7 +99,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class BuildCall(EngineOptions):
-    """What ``build`` is called with."""
+    """Arguments of a call of ``build``."""
 
     onnx_path: Onnx
     engine_path: PathLike

@@ -1,4 +1,4 @@
-"""The options of a build that production needs: checked, and written for the process that builds."""
+"""Check the build options for production and write them for the process that builds."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ _WHAT_RTX_DOES = {
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What was asked for; None and False is the library's own way.
+    """Requested build options; None and False leave the library's default.
 
-    ``workspace`` is in bytes. ``hardware_compatibility`` is a key of ``HARDWARE``, ``ep_context`` one of
-    ``EP_CONTEXTS``.
+    Attributes:
+        workspace: bytes.
+        hardware_compatibility: a key of ``HARDWARE``.
+        ep_context: one of ``EP_CONTEXTS``.
     """
 
     timing_cache: str | None = None
@@ -52,7 +54,11 @@ class BuildOptions:
     ep_context: str | None = None
 
     def to_request(self) -> dict[str, Any]:
-        """For `normdeploy.runtimes.build_options`; what was not asked for is left out."""
+        """Write the options for `normdeploy.runtimes.build_options`.
+
+        Returns:
+            Option -> value, without options at their defaults.
+        """
         asked = {name: value for name, value in vars(self).items() if value not in (None, False)}
         asked.pop("ep_context", None)
         if self.timing_cache:
@@ -62,7 +68,11 @@ class BuildOptions:
         return asked
 
     def notes(self, runtime: str) -> tuple[str, ...]:
-        """What an engine that is built so can do that others can't, and what has to be known of it."""
+        """Describe the abilities that the options give an engine, and their cost.
+
+        Returns:
+            A line for each requested option that needs a note.
+        """
         title = TITLES[runtime]
         known = [
             (self.refit, "refittable: its weights can be replaced without a build (IRefitter), at some cost in speed"),
@@ -84,12 +94,16 @@ class BuildOptions:
 
 
 def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOptions:
-    """
+    """Validate the build options.
+
     Args:
         taken: role -> file that the timing cache must not replace.
 
+    Returns:
+        The options, with the workspace in bytes.
+
     Raises:
-        InputError: a value is none that there is, or they exclude each other.
+        InputError: a value is unknown, or options exclude each other.
         NormdeployError: the timing cache can't be written.
     """
     if asked.hardware_compatibility is not None and asked.hardware_compatibility not in HARDWARE:
@@ -127,7 +141,10 @@ def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOption
 
 
 def parse_byte_size(size: int | str) -> int:
-    """A size in bytes, from texts such as "512M" and "2GiB" too (powers of 1024).
+    """Parse a size in bytes, or a text such as "512M" and "2GiB" (powers of 1024).
+
+    Returns:
+        Bytes.
 
     Raises:
         InputError: it can't be read, or is below 1.
@@ -139,7 +156,11 @@ def parse_byte_size(size: int | str) -> int:
 
 
 def describe_refused_option(option: str, reason: str, runtime: str) -> str:
-    """Why the library does not take an option, and what to do."""
+    """Say why the library does not take an option, and name a fix.
+
+    Returns:
+        One line for the user.
+    """
     if runtime == "tensorrt-rtx":
         advice = _WHAT_RTX_DOES.get(option)
     else:

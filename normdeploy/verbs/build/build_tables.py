@@ -1,4 +1,4 @@
-"""Prints the engines that ``build`` wrote."""
+"""Print the engines that ``build`` wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show_engine(console: Console, engine: Engine) -> None:
-    """What was built, and that it was only built."""
+    """Print the engine, its norms and profiles, and that it was not run."""
     gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
     size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
     console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
@@ -57,7 +57,7 @@ def _context_location(context: EpContext) -> str:
 
 
 def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
-    """In which form each norm is in the engine's network, those of all layers in one line."""
+    """Print the form of each norm in the engine's network; the same norm of several layers shares a line."""
     table = make_table("module", "norm", "built as", "because")
     for group in group_findings(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
         table.add_row(

@@ -1,1 +1,1 @@
-"""The guard for CI: rules that the norms of a file should keep, as text, JSON or SARIF."""
+"""Guard the norms of files in CI by rules; results as text, JSON or SARIF."""

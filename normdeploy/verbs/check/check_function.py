@@ -1,16 +1,17 @@
-"""A guard for CI: rules that the norms of a file should keep, judged on what the census
-(``normdeploy.verbs.inspect.norm_census``) tells of them.
+"""Check the norms of files against rules in CI, on the findings of the census
+(``normdeploy.verbs.inspect.norm_census``).
 
-The JSON's schema is ``normdeploy/check/1``; keys may be added. ``normdeploy.verbs.check.sarif`` says the same as SARIF.
+The JSON's schema is ``normdeploy/check/1``; later versions may add keys. ``normdeploy.verbs.check.sarif`` writes the
+same as SARIF.
 
     schema      "normdeploy/check/1"
     normdeploy  the version that wrote it
-    ok          nothing of ``fail_on`` was found that the baseline does not know, and every file could be read
+    ok          true if every file could be read and each problem of ``fail_on`` is in the baseline
     fail_on     names of rules
-    files       one object for each: file (path as given), error (why it could not be checked, "" where it was), notes,
-        and findings: rule, level ("error" where it fails the check, else "warning" or "note"), message, kind (of norm,
-        "" where it is about none), module, place, node, tensor (where it is; "" where the file does not tell),
-        fingerprint, known (the baseline has it)
+    files       one object for each: file (path as given), error (why it could not be checked, else ""), notes,
+                and findings: rule, level ("error" if it fails the check, else "warning" or "note"), message, kind (of
+                norm, "" if it is about none), module, place, node, tensor (its location; "" if the file does not say),
+                fingerprint, known (the baseline has it)
 """
 
 from __future__ import annotations
@@ -56,15 +57,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "normdeploy/check/1"
-# its key in SARIF; another recipe is another key
+# Key of the fingerprint in SARIF; a change of the recipe needs a new key.
 FINGERPRINT = "normdeploy/v1"
-# bytes of a baseline
+# Maximum bytes of a baseline.
 _MOST = 2**28
 
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """One file; ``error`` says why it could not be checked."""
+    """Problems of one file.
+
+    Attributes:
+        error: why the file could not be checked, "" if it was.
+    """
 
     file: str
     findings: tuple[Problem, ...] = ()
@@ -74,21 +79,30 @@ class CheckedFile:
 
 @dataclass(frozen=True)
 class Check(Renderable):
-    """What became of all files; true where nothing fails and all could be read."""
+    """Result of ``check``; true if all files could be read and nothing fails.
+
+    Attributes:
+        fail_on: rules that fail the check.
+        baseline: a baseline was given.
+        rules: our rules, then those of installed packages.
+        unasked: the named runtime and why it is missing, if a rule of ``fail_on`` needs it; else "".
+    """
 
     files: tuple[CheckedFile, ...]
     fail_on: tuple[str, ...]
     baseline: bool = False
-    # ours, and then those of installed packages
     rules: tuple[Rule, ...] = RULES
-    # The named runtime and why it is not here, where a rule of ``fail_on`` asks it; "" where all was asked.
     unasked: str = ""
 
     def __bool__(self) -> bool:
         return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)
 
     def json(self) -> str:
-        """The document described at the top of this module."""
+        """Serialize the result.
+
+        Returns:
+            The JSON document described at the top of this module.
+        """
         document = {"schema": SCHEMA, "normdeploy": __version__, "ok": bool(self), "fail_on": self.fail_on}
         return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
 
@@ -100,26 +114,31 @@ class Check(Renderable):
 
 @take_fields_as_arguments(CheckCall, onnx="sources")
 def check(call: CheckCall) -> Check:
-    """Judge the norms of each file by ``RULES``; nothing is changed.
+    """Check the norms of each file against ``RULES``; nothing is changed.
 
-    Of a model that is yet to be exported what ``export`` would mend is no problem (decomposed, unfolded, wrong-form).
+    For a model that is not exported yet, problems that ``export`` would fix don't count (decomposed, unfolded,
+    wrong-form).
 
     Args:
-        sources: ONNX files, or what ``export`` takes; one or several, models in memory too. Of a folder every .onnx
-            file in it, at any depth; one that holds none is taken as a model (a Hugging Face folder).
-        fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by
-            comma. Rules of installed packages (`normdeploy.verbs.check.third_party_rules`) are named like ours.
-        runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
-        counts. A file that has ops with bodies of ours or a package's is judged as with "portable".
-        precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
-        compute_capability: of the oldest GPU that the files are for, "8.6".
-        baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
-        progress: called with (stage, done, total); total is 0 where it is not known.
+        sources: ONNX files, or sources as for ``export``; one or several, also models in memory. For a folder, every
+            .onnx file in it is checked, at any depth; a folder without one is read as a model (a Hugging Face folder).
+        fail_on: rules that make the result false; "all" means every rule. One text may hold several, separated by
+            commas. Rules of installed packages (`normdeploy.verbs.check.third_party_rules`) are named like ours.
+        runtime, fuse: as for ``optimize``; if ``runtime`` is not "any", only that runtime's support for the norms
+            counts. A file that has our own ops or third-party ops with function bodies is checked as with fuse
+            "portable".
+        precision: "fp16" or "bf16": judge epsilons as if the file computed in it.
+        compute_capability: compute capability of the oldest target GPU, such as "8.6".
+        baseline: an earlier result as JSON or SARIF; problems in it do not fail again.
+        progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, ...: see ``normdeploy.loading.load``.
 
+    Returns:
+        The problems of each file; true if nothing fails.
+
     Raises:
-        InputError: there is no such rule or compute capability, or the baseline can't be read. A file that can't be
-            read is a part of the result.
+        InputError: a rule or compute capability is unknown, or the baseline can't be read. A file that can't be read is
+            part of the result instead.
         ExtensionError: a package's rule is broken.
     """
     others = load_rules()
@@ -141,7 +160,7 @@ def check(call: CheckCall) -> Check:
         try:
             problems, notes = _problems_of_file(source, call, capability, others)
         except ExtensionError:
-            # of no file's doing
+            # A broken package is not the file's fault.
             raise
         except NormdeployError as error:
             files.append(CheckedFile(source, error=str(error)))
@@ -168,10 +187,12 @@ def _parse_capability(text: str | None) -> float | None:
 
 
 def find_onnx_files(source: str) -> list[str]:
-    """Every .onnx file in a folder, at any depth and in the order of the names; a file, or a folder without one, as it
-    is.
+    """List every .onnx file in a folder, at any depth, sorted by name.
 
-    Links to folders are not followed, and what begins with a dot (.git, caches) is passed by.
+    Links to folders are not followed, and names that begin with a dot (.git, caches) are skipped.
+
+    Returns:
+        Paths; only ``source`` itself if it is a file or a folder without .onnx files.
     """
     if not os.path.isdir(source):
         return [source]
@@ -191,7 +212,7 @@ def _problems_of_file(
     fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
     if any(is_managed_op(node.domain, node.op_type) for node, _ in nodes_with_opsets(proto)):
-        # as such the file was written; without, the bodies of its ops would be taken for norms in it
+        # The file was written with "portable". Without it, the function bodies of its ops would count as norms.
         fuse = "portable"
     summary = take_census(proto, runtime=runtime, fuse=fuse, progress=call.progress, chains=deployed)
     nodes = {name: node for body in iter_bodies(proto) for node in body.node for name in node.output}
@@ -208,7 +229,7 @@ def _problems_of_file(
     if deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
         problems += find_parser_refusals(proto, runtime)
     problems += [problem for other in others for problem in other.find_problems(proto)]
-    # which had to live until here
+    # The rules read the weights through references, so they had to live until here.
     del weights
     return [
         replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems
@@ -238,12 +259,19 @@ def _grade_problems(
 
 
 def _known_fingerprints(baseline: PathLike | None) -> Counter[str]:
-    """The fingerprints that an earlier result holds."""
+    """Read the fingerprints of an earlier result.
+
+    Returns:
+        Fingerprint -> number of problems that have it.
+
+    Raises:
+        InputError: the baseline can't be read.
+    """
     if baseline is None:
         return Counter()
     label = repr(os.fspath(baseline))
     try:
-        # a device or a pipe may never end
+        # A device or a pipe may never end.
         if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):
             raise InputError(
                 f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote"

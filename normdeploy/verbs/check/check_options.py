@@ -1,4 +1,4 @@
-"""What ``check`` is asked."""
+"""Options and arguments of ``check``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rules_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class FailOption:
-    """What makes a check fail."""
+    """Option that chooses the rules that fail a check."""
 
     fail_on: str | Sequence[str] = option_field(
         FAIL_ON,
@@ -35,14 +35,14 @@ class FailOption:
         metavar="RULES",
         type=str | None,
         read=_rules_of,
-        # It would be cut at 80 columns.
+        # The default would be cut at 80 columns.
         show_default=False,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingOptions:
-    """What files are judged for."""
+    """Options that say for which target and against which baseline files are checked."""
 
     baseline: PathLike | None = option_field(
         None,
@@ -67,7 +67,7 @@ class JudgingOptions:
 
 @dataclass(frozen=True)
 class CheckCall(FailOption, JudgingOptions, LoadingOptions):
-    """What ``check`` is called with."""
+    """Arguments of a call of ``check``."""
 
     sources: Onnx | Sequence[Onnx]
     _: KW_ONLY

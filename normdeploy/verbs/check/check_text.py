@@ -1,4 +1,4 @@
-"""What ``check`` prints."""
+"""Format the result of ``check`` as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def render_check(result: Check) -> str:
-    """One line for each file, below it those for its findings, and the counts."""
+    """Format a line for each file, followed by its findings, then the counts.
+
+    Returns:
+        The text, each line ended by a newline.
+    """
     lines = [line for file in result.files for line in _file_lines(file)]
     problems = [p for file in result.files for p in file.findings]
     counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
@@ -26,7 +30,7 @@ def render_check(result: Check) -> str:
 
 
 def _file_lines(file: CheckedFile) -> list[str]:
-    """One line for findings that say the same."""
+    """Format the lines of a file; findings with the same message share a line."""
     alike: dict[tuple[str, str, str, bool], list[str]] = {}
     for p in file.findings:
         alike.setdefault((p.level, p.rule, p.message, p.known), []).append(

@@ -1,4 +1,4 @@
-"""The rules of ``check``, and the functions that find breaches in a file and its norms."""
+"""Define the rules of ``check``, and find the problems of a file and its norms."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ...storage.shared_weights import tensor_array
 from ...storage.weight_serialization import tensor_nbytes
 from ...types import Array
 
-# what exporters write for "no bound"; Inf says the same in float16
+# Exporters write it for "no bound"; in float16 it becomes Inf, which means the same.
 _UNBOUNDED = float(np.finfo(np.float32).max)
-# bytes of weights, above which a file is not given to a parser
+# Maximum bytes of weights of a file that is given to a parser.
 _MOST = 2**29
-# letters of a parser's reason
+# Maximum length of a parser's reason.
 _LONGEST = 400
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -36,12 +36,17 @@ Level = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Rule:
-    """``help`` says what is wrong with it and what to do."""
+    """Rule of ``check``.
+
+    Attributes:
+        short: one sentence on the problem.
+        help: the reason why it is a problem, and its fix.
+        level: level of a problem that does not fail the check.
+    """
 
     id: str
     short: str
     help: str
-    # where it does not fail the check
     level: Level = "warning"
 
 
@@ -151,14 +156,14 @@ RULES = (
         " `--runtime tensorrt` or `tensorrt-rtx`, of files of up to 512 MB.",
     ),
 )
-# What these find the parser would only say again.
+# The parser would only repeat the problems of these rules.
 REFUSED_BY_TENSORRT = frozenset({"asymmetric", "int32", "weight-zero-point", "train-mode"})
 IDS = tuple(rule.id for rule in RULES)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One breach of one rule; ``normdeploy.verbs.check.check_function`` says what the fields mean."""
+    """Breach of one rule; ``normdeploy.verbs.check.check_function`` describes the fields."""
 
     rule: str
     message: str
@@ -173,20 +178,28 @@ class Problem:
 
     @property
     def location(self) -> str:
-        """Where it is, as briefly as the file tells: the module path, the node, or the tensor."""
+        """Return the module path, or else the node, or else the tensor."""
         return self.module or self.node or self.tensor
 
 
-# ------------------------------------------------------------------ what breaks them
+# ------------------------------------------------------------------ problems
 
 
 def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str | None) -> Iterator[Problem]:
-    """What is wrong with one norm of the census; not ``deployed``: the file is yet to be exported, which mends its
-    form."""
+    """Find the problems of one norm of the census.
+
+    Args:
+        deployed: the file is final; False: it will still be exported, which fixes its form.
+        runtime: the runtime whose kernels count, or "any".
+        precision: "fp16" or "bf16": judge epsilons as if the file computed in it.
+
+    Yields:
+        Problems, without fingerprints.
+    """
     at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
     ops = [word for word in f.spelling.split() if not word.startswith("(")]
     if deployed and f.status == "fused" and _between_casts(ops, f.became):
-        # as half precision keeps a norm in float32 (docs/precision.md)
+        # Half precision keeps a norm in float32 like this (docs/precision.md).
         pass
     elif deployed and f.status == "fused" and len(ops) > 1:
         yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")
@@ -207,14 +220,16 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
 
 
 def _between_casts(ops: Sequence[str], became: str) -> bool:
-    """Whether all that stands beside the node that the norm can be are Casts around it."""
+    """Check that Casts are the only other nodes around the node that the norm would become."""
     node = became.partition("(")[0]
     return len(ops) > 1 and [op for op in ops if op != "Cast"] == [node]
 
 
 def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
-    """How the epsilon of a norm is lost, "" where it is not. An eval BatchNorm has none that could be: its root is a
-    constant."""
+    """Say how the epsilon of a norm is lost, "" if it is not.
+
+    An eval BatchNorm can't lose it: its root is a constant.
+    """
     epsilon = f.epsilon_as_written if f.epsilon_as_written is not None else f.epsilon
     if epsilon is None or f.statistics in ("", "constant"):
         return ""
@@ -228,8 +243,17 @@ def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
 
 
 def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
-    """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the
-    file."""
+    """Find the runtimes that refuse a norm.
+
+    If no runtime is named, it does not count when a runtime lacks a kernel and runs the function body instead.
+
+    Args:
+        at: a problem with the location of the norm.
+        deployed: the file is final; False: it will still be exported.
+
+    Yields:
+        A problem for each runtime.
+    """
     bad = ("missing",) if runtime == "any" else ("missing", "function")
     form = "now" if deployed or not f.written else "optimized"
     runtime = USUAL if runtime == ACCURATE else runtime
@@ -245,8 +269,12 @@ def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) 
 
 
 def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
-    """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
-    and 12)."""
+    """Find nodes in training mode, also in bodies and functions (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
+    and 12).
+
+    Yields:
+        A problem for each node.
+    """
     known = _collect_constants(proto)
     for node, opset in nodes_with_opsets(proto):
         if not is_standard(node) or node.op_type not in ("BatchNormalization", "Dropout"):
@@ -278,7 +306,7 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
 
 
 def _collect_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.AttributeProto]:
-    """The initializers and the outputs of Constant nodes, in bodies and functions too."""
+    """Collect the initializers and the outputs of Constant nodes, also of bodies and functions, by name."""
     known: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
         t.name: t for b in iter_bodies(proto) if isinstance(b, onnx.GraphProto) for t in b.initializer
     }
@@ -300,7 +328,11 @@ def _constant_values(constant: onnx.TensorProto | onnx.AttributeProto) -> Array:
 
 
 def find_misbound_calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
-    """Functions whose inputs TensorRT's parser would take for other tensors."""
+    """Find calls of functions whose inputs TensorRT's parser would bind to the wrong tensors.
+
+    Yields:
+        A problem for each call; none if ``runtime`` is not TensorRT or TensorRT-RTX.
+    """
     of_function = calls_by_function(proto)
     for function in functions_to_rename(proto) if runtime in TENSORRT else ():
         inputs = set(function.input)
@@ -314,20 +346,31 @@ def find_misbound_calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Proble
 
 
 def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
-    """Say why the parser of a runtime refuses a file, weights referred to; nothing where it is not installed."""
+    """Find the reason why the runtime's parser refuses a file whose weights are references.
+
+    Yields:
+        A problem with the parser's own words; none if the runtime is not installed or the weights exceed 512 MB.
+    """
     if sum(map(tensor_nbytes, iter_tensors(proto))) > _MOST:
         return
     asked = query_parser(fill_shared_weights(proto), runtime)
     if not isinstance(asked, str):
         for answer in asked.answers:
             if answer.verdict == "missing":
-                # Behind that, places in NVIDIA's sources.
+                # The text after these marks names places in NVIDIA's sources.
                 reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
                 yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
 
 
 def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
-    """Constants outside of norms that float16 can't hold."""
+    """Find constants outside of norms that float16 can't hold.
+
+    Args:
+        told: names of constants that were already reported with a norm.
+
+    Yields:
+        A problem for each constant.
+    """
     names = dict[str, str]()
     for name, attribute in _iter_constant_nodes(proto):
         names[attribute.t.name or name] = name
@@ -347,7 +390,7 @@ def _overflow_problems(name: str, values: Array) -> Iterator[Problem]:
 
 
 def _largest_finite(values: Array) -> float:
-    """The largest finite magnitude that is a number, no bound."""
+    """Return the largest finite magnitude, except numbers that mean "no bound"."""
     if not values.size:
         return 0.0
     ends = float(values.min()), float(values.max())

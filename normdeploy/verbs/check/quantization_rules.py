@@ -1,5 +1,4 @@
-"""What is wrong with the quantization of a file, or with what a runtime makes of it (the rules:
-``norm_rules.RULES``)."""
+"""Find problems of a file's quantization, in general and for a runtime (rules: ``norm_rules.RULES``)."""
 
 from __future__ import annotations
 
@@ -23,18 +22,21 @@ from ...option_values import TENSORRT
 from ...storage.onnx_domains import is_standard
 from .norm_rules import Problem
 
-# behind a convolution
+# Ops that runtimes fuse into the convolution before them.
 _FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})
-# the compute capability of Ada Lovelace, the first with FP8
+# Compute capability of Ada Lovelace, the first architecture with FP8.
 FP8_FROM = 8.9
 
 
 def find_quantization_problems(proto: onnx.ModelProto, runtime: str, capability: float | None) -> Iterator[Problem]:
-    """Problems of every graph of a file.
+    """Find the quantization problems of every graph of a file.
 
     Args:
-        runtime: whose rules are asked for; "any": only what is bad everywhere.
-        capability: of the oldest GPU that the file is for; None where that is not said.
+        runtime: the runtime whose rules apply; "any" applies only the general ones.
+        capability: compute capability of the oldest target GPU; None if unknown.
+
+    Yields:
+        Problems, without fingerprints.
     """
     if not is_quantized(proto):
         return
@@ -62,7 +64,7 @@ def _problems_of_graph(q: GraphQuantization, runtime: str, capability: float | N
 
 
 def _make_problem(q: GraphQuantization, rule: str, node: onnx.NodeProto, message: str) -> Problem:
-    """At a node of quantization, in the module of what it stands beside."""
+    """Build a problem at a quantization node, with the module path of a neighbor if the node has none."""
     beside = (
         n
         for name in (*node.output, *node.input)
@@ -79,7 +81,7 @@ def _producing_nodes(q: GraphQuantization, name: str) -> list[onnx.NodeProto]:
 
 
 def _find_unpaired(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
-    """What is quantized has to be dequantized, or be computed with in integers, or leave the graph so."""
+    """Find a quantized tensor that is neither dequantized, nor read by integer ops, nor an output of the graph."""
     name = node.output[0]
     waiting = [node.output[0]]
     others = list[str]()
@@ -102,7 +104,7 @@ def _find_unpaired(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Probl
 
 
 def _find_blocking_pairs(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
-    """A pair between a linear op and what a runtime would do in the same kernel."""
+    """Find a quantization pair between a linear op and an op that a runtime would run in the same kernel."""
     source = q.makers.get(node.input[0])
     if source is None or source.op_type not in LINEAR or not is_standard(source):
         return
@@ -117,7 +119,7 @@ def _find_blocking_pairs(q: GraphQuantization, node: onnx.NodeProto) -> Iterator
 
 
 def _find_repeated_quantizers(q: GraphQuantization) -> Iterator[Problem]:
-    """One tensor, such as a norm's result, that is quantized anew for each of its readers."""
+    """Find a tensor, such as a norm's result, that is quantized anew for each of its readers."""
     for name, readers in q.readers_by_tensor.items():
         pairs = [r for r in readers if r.op_type == QUANTIZE and is_quantization_node(r) and r.input[0] == name]
         alike = {_quantization_parameters(q, r) for r in pairs}
@@ -135,7 +137,7 @@ def _quantization_parameters(q: GraphQuantization, node: onnx.NodeProto) -> tupl
 def _problems_of_weight(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
     scheme = q.scheme_of(node)
     origin = q.source_tensor(node.input[0])
-    # of a Constant node, as functions have them
+    # In a function, the weight is the output of a Constant node.
     if origin not in q.weights:
         held = q.constant_value(origin)
     else:

@@ -1,9 +1,9 @@
-"""The result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show in a
-review.
+"""Write the result of a check as SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts show
+in a review.
 
-A graph has no lines. Where a finding is stands in its logical locations: the module path, the node, the tensor. GitHub
-shows no result without a line, and tells old from new by the fingerprint ``primaryLocationLineHash`` alone: each result
-names line 1 and has that one too.
+A graph has no lines. The logical locations of a result name the module path, the node and the tensor. GitHub shows no
+result without a line, and tells old results from new ones only by the fingerprint ``primaryLocationLineHash``.
+Therefore each result names line 1 and has that fingerprint too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 
 
 def to_sarif(result: Check) -> str:
-    """The document; paths are relative to the working directory where they lie in it."""
+    """Build the SARIF document of a check.
+
+    Returns:
+        JSON; paths inside the working directory are relative to it.
+    """
     rules = [
         {
             "id": rule.id,

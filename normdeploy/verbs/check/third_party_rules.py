@@ -1,10 +1,10 @@
-"""Rules for ``check`` that installed packages bring: the entry points ``normdeploy.rules``.
+"""Load rules for ``check`` from installed packages: the entry points ``normdeploy.rules``.
 
     [project.entry-points."normdeploy.rules"]
     acme = "acme.rules:RULES"
 
-The object is a `GuestRule`, several in a list or tuple, or a function without parameters that returns these. Every
-``check`` asks all of them; ``--fail-on`` takes their ids like those of our own.
+The object is a `GuestRule`, a list or tuple of several, or a function without parameters that returns these. Every
+``check`` applies all of them; ``--fail-on`` takes their ids like ours.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class GuestFinding:
-    """One breach of a rule: what is wrong, and where, as far as the file tells.
+    """Breach of a rule: its message, and its location as far as the file names it.
 
     Attributes:
         message: one line for people.
-        tensor, node, module, place: names in the file; place is a body or function, "" of the main graph.
-        kind: of norm, "" where it is about none.
+        tensor, node, module, place: names in the file; place is a body or function, "" for the main graph.
+        kind: kind of norm, "" if it is about none.
     """
 
     message: str
@@ -44,15 +44,16 @@ class GuestFinding:
 
 @dataclass(frozen=True)
 class GuestRule:
-    """One rule of a package.
+    """Rule of a package.
 
     Attributes:
-        id: of small letters, digits and hyphens; none of ours ("decomposed", ...), and no other package's.
-        short: one sentence on what is wrong where it is broken.
-        help: what to do about it.
-        find: (model) -> its findings. The model is a copy, for the rule alone. Where a model is yet to be exported, it
-            is what the exporter makes of it. Large weights are not in it: their tensors refer to nothing.
-        level: "error", "warning" or "note", where it does not fail the check.
+        id: lower-case letters, digits and hyphens; differs from our ids ("decomposed", ...) and those of other
+            packages.
+        short: one sentence on the problem.
+        help: its fix.
+        find: (model) -> its findings. The model is a copy for this rule. For a model that is not exported yet, it is
+            the exporter's result. Large weights are missing: their tensors refer to nothing.
+        level: "error", "warning" or "note": level of a finding that does not fail the check.
     """
 
     id: str
@@ -64,17 +65,20 @@ class GuestRule:
 
 @dataclass(frozen=True)
 class ThirdPartyRule:
-    """A rule that was looked at."""
+    """Rule of a package after validation."""
 
     rule: Rule
     find: Callable[[onnx.ModelProto], Iterable[GuestFinding]]
     extension: Extension
 
     def find_problems(self, proto: onnx.ModelProto) -> Iterator[Problem]:
-        """What breaks the rule in a file.
+        """Find the breaches of the rule in a file.
+
+        Yields:
+            Problems, with the rule's id and the message on one line.
 
         Raises:
-            ExtensionError: the rule raises, or gives something else than findings.
+            ExtensionError: the rule raises, or yields an object that is not a GuestFinding.
         """
         what = f"has a rule {self.rule.id!r} that fails"
         for problem in self.extension.run(what, lambda: [*self.find(copy_model(proto))]):
@@ -95,10 +99,13 @@ class ThirdPartyRule:
 
 
 def load_rules() -> tuple[ThirdPartyRule, ...]:
-    """The rules of all packages, in the order of the entry points.
+    """Load the rules of all packages.
+
+    Returns:
+        Rules in the order of the entry points.
 
     Raises:
-        ExtensionError: a package is broken, or an id is taken.
+        ExtensionError: a package is broken, or two rules have the same id.
     """
     every: dict[str, ThirdPartyRule] = {}
     for extension in extensions.installed_extensions(extensions.RULES):

@@ -1,1 +1,1 @@
-"""PyTorch models to ONNX, one file or all parts of an encoder-decoder."""
+"""Export PyTorch models to ONNX: one file, or all parts of an encoder-decoder."""

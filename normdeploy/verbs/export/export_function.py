@@ -1,4 +1,4 @@
-"""A PyTorch model to ONNX, every normalization fused, folded or named with the reason why not."""
+"""Export a PyTorch model to ONNX, with every normalization fused, folded or listed with the reason why not."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from ..arguments.argument_validation import Example
     from ..arguments.model_source import Source
 
-# Bytes of weights. To look for cycles takes up to half a second, a tenth of the export of a small model.
+# Minimum bytes of weights for a garbage collection, which takes up to 0.5 s: a tenth of a small model's export.
 _HEAVY = 2**26
-# The first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build.
+# First opset with a usable GroupNormalization. From 23 on the exporter writes Attention, which TensorRT can't build.
 OPSET = 21
 
 
 @dataclass(frozen=True)
 class ExportCall(ExportOptions, LoadingOptions):
-    """What ``export`` is called with."""
+    """Arguments of a call of ``export``."""
 
     source: Source
     args: Example = ()
@@ -66,57 +66,64 @@ class ExportCall(ExportOptions, LoadingOptions):
     progress: Progress | None = None
 
     def load_source(self) -> LoadedModel:
-        """The model, whose parameters may lie in the memory of the module's."""
+        """Load the model.
+
+        Returns:
+            The model; its parameters may share memory with the live module's.
+        """
         return load_source(self.source, self.args, self.kwargs, self.load_keywords, shared=True)
 
 
 @take_fields_as_arguments(ExportCall)
 def export(call: ExportCall) -> ExportResult:
-    """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
+    """Export a PyTorch model to ONNX with every normalization fused, folded or listed with the reason why not.
 
     Args:
-        source: a model file or folder, a live module or an exported program, which are left untouched.
-        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's
-        parameters.
+        source: a model file or folder, a live module or an exported program; it is not changed.
+        args: example arguments of a live module: a tuple, one tensor, or a mapping from forward's parameters.
         kwargs: example keyword arguments.
-        output: where to write the ONNX file.
-        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note
-        tells.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or
-        "tensorrt-rtx".
-        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
-        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
-        strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
-        input.
-        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold
-        (``normdeploy.precision.half_conversion``).
-        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated. For
-            ``quantize`` samples, along the first axis of each array; every second batch of them calibrates, the others
-            judge.
+        output: path of the ONNX file; None returns the model in memory only.
+        opset: 18 to 25; None is 21. A norm whose node needs a newer opset raises it, and a note says so.
+        runtime: runtime that equal standard forms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
+            "tensorrt" or "tensorrt-rtx".
+        provider: onnxruntime's provider that forms are chosen for, "cpu" or "cuda" (for cuda by its documentation, not
+            by measurements).
+        fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
+            standard op.
+        strict: raise an error if a certificate fails; otherwise the rewrite is undone and reported.
+        strict_proof: raise an error if a rewrite's certificate is not exact, or if an infinite input makes it return
+            NaN in place of a number.
+        precision: "fp16" or "bf16": compute in it, except for values that it can't hold
+            (``normdeploy.precision.half_conversion``).
+        calibrate: inputs that half precision is calibrated on: .npz files, or mappings name -> array; empty generates
+            some. With ``quantize``, samples along the first axis of each array; every second batch calibrates, and the
+            others are used for evaluation.
         keep_io: inputs and outputs of a half-precision file stay float32.
-        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it, or hold their weights in it
+        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it or hold their weights in it
             (``normdeploy.quantization.quantizer``).
-        calibration: how ranges are taken of the samples: "minmax", "entropy" or "percentile".
-        metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
-            output -> such texts; layers are left in float until it does.
-        dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
-        rotate: with ``quantize``, the residual stream and the values of attentions are rotated by Hadamard matrices
-            first, where that is proved to change nothing (``normdeploy.quantization.stream_rotation``).
+        calibration: method that finds ranges from the samples: "minmax", "entropy" or "percentile".
+        metric: bound that the quantized file must reach on the evaluation samples, such as "cosine>=0.995", or output
+            -> such texts; layers are kept float until it is reached.
+        dynamic: compute the ranges of activations at run time, for int8 in onnxruntime; no samples needed.
+        rotate: with ``quantize``, first rotate the residual stream and the values of attentions by Hadamard matrices,
+            if this is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
             "layers.0.*".
-        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
-        (`rewriting.rewrite_rollback`).
-        check: the file is run beside PyTorch at two small sizes, and an output that differs by more than rounding is an
-        error (`verbs.verify.export_check`).
-        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
-        (`normdeploy.translations`).
-        progress: called with (stage, done, total); total is 0 where it is not known.
+        compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
+            (`rewriting.rewrite_rollback`).
+        check: run the file beside PyTorch at two small sizes; raise an error if an output differs by more than rounding
+            (`verbs.verify.export_check`).
+        custom_translation_table: torch operator -> onnxscript function, as for ``torch.onnx.export``
+            (`normdeploy.translations`).
+        progress: called with (stage, done, total); total is 0 if unknown.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: how the model is
             loaded; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
+    Returns:
+        The model or its path, a finding for each normalization, notes and timings.
+
     Raises:
-        NormdeployError: one of ``normdeploy.errors``; the message says what to do.
+        NormdeployError: one of ``normdeploy.errors``; the message names a fix.
     """
     conversion = ExportConversion(call, call.source, call.output, StageTimer(call.progress))
     run_stages(conversion, STAGES)
@@ -125,29 +132,37 @@ def export(call: ExportCall) -> ExportResult:
 
 @dataclass
 class ExportConversion(Conversion):
-    """A PyTorch model on its way to a file."""
+    """State of the export of a PyTorch model.
+
+    Attributes:
+        model: the loaded model; None again after its program is written.
+        expected: PyTorch's outputs at two small sizes.
+        of_loading: notes of loading.
+        draws: kinds of random numbers that the model draws.
+        brings_code: the record names code that loading the model may run.
+    """
 
     options: ExportCall
-    # Until its program is written.
     model: LoadedModel | None = None
     signature: ModelSignature = field(init=False)
-    # What PyTorch makes of the model at two small sizes.
     expected: export_check.ExpectedOutputs = field(init=False)
     simplified: simplification.SimplifiedModel = field(init=False)
-    # Notes of loading, and the kinds of random numbers that the model draws.
     of_loading: list[str] = field(default_factory=list)
     draws: Sequence[str] = ()
-    # Whether the record names code that loading the model may run.
     brings_code: bool = False
 
     def example_feeds(self) -> list[dict[str, np.ndarray]]:
-        """Random inputs at the usual and at the smallest sizes."""
+        """Generate random inputs at the usual and at the smallest sizes.
+
+        Returns:
+            Two mappings, input name -> array.
+        """
         signature = replace(self.signature, inputs=tuple(self.inputs))
         smallest = {name: dim.min for name, dim in signature.named_dims.items()}
         return [signature.samples(0), signature.samples(1, smallest)]
 
 
-# ------------------------------------------------------------------ the stages, in the order in which they are run
+# ------------------------------------------------------------------ stages, in their order
 
 
 def load_model(export: ExportConversion) -> None:
@@ -172,7 +187,7 @@ def trace_model(export: ExportConversion) -> None:
 
 
 def run_reference(export: ExportConversion) -> None:
-    """Run the model in PyTorch, for the file to be compared with."""
+    """Run the model in PyTorch; the file is compared with its outputs later."""
     assert export.model is not None
     if export.options.check:
         export.expected = export_check.run_expected(export.model)
@@ -181,13 +196,13 @@ def run_reference(export: ExportConversion) -> None:
 
 
 def release_model(export: ExportConversion) -> None:
-    """Let the memory of the model go, of which nothing more is asked."""
+    """Free the memory of the model, which is not needed any more."""
     model = export.model
     assert model is not None
     export.draws = random_ops_of_program(model.program)
     export.of_loading = [*model.notes, *buffer_write_notes(model.written), *input_write_notes(model.program)]
     export.model = None
-    # It is in cycles, as torch's graphs are.
+    # torch's graphs contain reference cycles, which only the garbage collector frees.
     del model
     if rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY and isinstance(
         export.options.source, str | os.PathLike
@@ -196,13 +211,13 @@ def release_model(export: ExportConversion) -> None:
 
 
 def clean_up(export: ExportConversion) -> None:
-    """Compute constants, and remove what nothing reads."""
+    """Compute constants, and remove unused nodes."""
     samples = export.example_feeds() if export.before is None else ()
     export.simplified = _simplify_model(export.proto, samples, progress=export.options.progress)
 
 
 def compare_rewritten(export: ExportConversion) -> None:
-    """Compare the whole model before and after.
+    """Compare the whole model before and after the rewrites.
 
     Raises:
         ExportError: onnxruntime does not load or run the file.
@@ -217,7 +232,7 @@ def compare_rewritten(export: ExportConversion) -> None:
 
 
 def compare_with_reference(export: ExportConversion) -> None:
-    """Compare the file with what PyTorch made of the model.
+    """Compare the file's outputs with PyTorch's.
 
     Raises:
         ExportError: an output differs by more than rounding.
@@ -227,16 +242,16 @@ def compare_with_reference(export: ExportConversion) -> None:
 
 
 def add_record(export: ExportConversion) -> None:
-    """Write into the file how it was made.
+    """Record in the file how it was made.
 
     Raises:
-        GraphError: what is written can't be read again.
+        GraphError: the record can't be read back.
     """
     call = export.options
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
     write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
-    # A record that can't be read again is refused before anything is written.
+    # Read the record back, so that a broken one is refused before anything is written.
     export.brings_code = runs_code(read_record(export.proto))
 
 
@@ -247,7 +262,7 @@ def sign_file(export: ExportConversion) -> None:
 
 
 def note_the_rest(export: ExportConversion) -> None:
-    """Add the notes that are of no stage before, and count the nodes."""
+    """Add the notes that belong to no earlier stage, and count the nodes."""
     call = export.options
     notes = export.notes
     if export.simplified.note:
@@ -294,12 +309,12 @@ def _simplify_model(
 
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
-    """Why PyTorch does not run the model on these inputs, "" where it does."""
+    """Say why PyTorch does not run the model on these inputs, "" if it does."""
     model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)
-    # Whatever torch or the model raises.
+    # torch and the model raise errors of many types.
     except Exception as error:
         return str(error) or type(error).__name__
     return ""

@@ -1,4 +1,4 @@
-"""The options of ``export`` and ``export_parts``."""
+"""Options of ``export`` and ``export_parts``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...verb_options import ConversionOptions, LoadingOptions, option_field
 
 @dataclass(frozen=True, kw_only=True)
 class OpsetOptions:
-    """The version of ONNX of a file that is exported."""
+    """Option for the opset of an exported file."""
 
     opset: int | None = option_field(None, "--opset", "18 to 25; without it 21, raised only where a norm needs it.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ConversionOptions, OpsetOptions):
-    """What the file that ``export`` writes shall be like."""
+    """Options for the file that ``export`` writes."""
 
     check: bool = option_field(
         True, "--no-check", "Write the file without a run beside PyTorch at two small sizes.", negated=True
@@ -26,7 +26,7 @@ class ExportOptions(ConversionOptions, OpsetOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EveryPartOptions(LoadingOptions):
-    """As `LoadingOptions`, where all parts may be asked for at once."""
+    """Options of `LoadingOptions`, with a ``part`` that can be "all"."""
 
     part: str | None = option_field(
         None,
@@ -38,7 +38,7 @@ class EveryPartOptions(LoadingOptions):
 
 @dataclass(frozen=True)
 class ExportPartsCall(ExportOptions, LoadingOptions):
-    """What ``export_parts`` is called with."""
+    """Arguments of a call of ``export_parts``."""
 
     source: PathLike
     output: PathLike

@@ -1,13 +1,13 @@
-"""The parts of a Hugging Face encoder-decoder, written into one folder.
+"""Export the parts of a Hugging Face encoder-decoder into one folder.
 
 <folder>/
-  encoder_model.onnx             what the encoder makes of the whole input
-  decoder_model.onnx             the first tokens; gives the keys and values of both attentions
-  decoder_with_past_model.onnx   the tokens behind others; takes keys and values, gives those of its own attention
-  config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, as far as they are there)
+  encoder_model.onnx             the encoder, on the whole input
+  decoder_model.onnx             the first tokens; returns the keys and values of both attentions
+  decoder_with_past_model.onnx   later tokens; takes keys and values, returns those of its own attention
+  config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, if present)
 
-The names are those of the optimum library's ONNX export, whose classes look for them. A folder that optimum wrote is
-verified too.
+The names are those of the optimum library's ONNX export; its classes look for them. `verify` also takes a folder that
+optimum wrote.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
 class ExportedParts(dict[str, ExportResult], Renderable):
-    """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
+    """Result of ``export_parts``: file name -> the result of ``export`` for that part."""
 
     def show(self, console: Console) -> None:
         from ...findings.console_tables import file_title
@@ -59,24 +59,24 @@ class ExportedParts(dict[str, ExportResult], Renderable):
 
 @take_fields_as_arguments(ExportPartsCall)
 def export_parts(call: ExportPartsCall) -> ExportedParts:
-    """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
+    """Export the encoder, the decoder and the decoder with its past of a Hugging Face model to ONNX files that fit each
     other.
 
-    The weights are read once. The folder appears when all of it is written.
+    The weights are read once. The folder appears when all files are written.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
-        output: a new or empty folder; ``normdeploy.verbs.export.parts_export`` says what is in it.
+        output: a new or empty folder; ``normdeploy.verbs.export.parts_export`` lists its files.
         opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit, check: as for
-        ``export``, for each part. Parts are neither calibrated nor quantized together.
+            ``export``, for each part. Parts are neither calibrated nor quantized together.
         progress: called with (part and stage, done, total).
-        trust, imports, dims, task: as for ``export``. Each part takes those dims that it has.
+        trust, imports, dims, task: as for ``export``. Each part uses the dims that it has.
 
     Returns:
-        File name -> what ``export`` gives of that part.
+        File name -> the result of ``export`` for that part.
 
     Raises:
-        InputError: the model is no encoder-decoder, or an option is for one file alone.
+        InputError: the model is not an encoder-decoder, or an option applies to single files only.
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
     _require_one_for_all(call)
@@ -102,9 +102,10 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
 
 
 def _require_one_for_all(options: ConversionOptions) -> None:
-    """
+    """Check that no option applies to a single part.
+
     Raises:
-        InputError: an option is for one part alone.
+        InputError: an option applies to a single part.
     """
     if options.calibrate:
         raise InputError(
@@ -115,10 +116,10 @@ def _require_one_for_all(options: ConversionOptions) -> None:
 
 
 def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
-    """The options of loading that the parts have in common, without the part.
+    """Return the options of loading that the parts have in common, without the part.
 
     Raises:
-        InputError: one is of one part alone.
+        InputError: an option applies to a single part.
     """
     stated: dict[str, Any] = {name: value for name, value in call.load_keywords.items() if value}
     if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
@@ -134,11 +135,11 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
 
 
 def _require_new_folder(output: PathLike) -> Path:
-    """Where the folder is to stand.
+    """Return the path of the new folder.
 
     Raises:
-        InputError: ``output`` is named like a file, or is one.
-        NormdeployError: it is a folder that is not empty, or that it would stand in is not there.
+        InputError: ``output`` is a file, or named like one.
+        NormdeployError: the folder is not empty, or its parent does not exist.
     """
     path = Path(output)
     if path.suffix == ".onnx" or path.is_file():

@@ -1,1 +1,1 @@
-"""Predicts how the norms of a model are rewritten and how runtimes run them."""
+"""Predict how the norms of a model would be rewritten and how runtimes run them."""

@@ -1,4 +1,4 @@
-"""What would become of the normalizations of a model; nothing is changed."""
+"""Report how the normalizations of a model would be rewritten, without a change."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
 @take_fields_as_arguments(InspectCall)
 def inspect(call: InspectCall) -> Summary:
-    """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is
-    changed or written.
+    """Report how ``export`` or ``optimize`` would rewrite the normalizations of a model, and how the runtimes run the
+    result.
+
+    Nothing is changed or written.
 
     Args:
-        source: an ONNX file or model, or what ``export`` takes.
+        source: an ONNX file or model, or a source as for ``export``.
         args, kwargs, runtime, fuse, custom_translation_table, progress, and how the model is loaded: as for ``export``.
-        explain: a tensor, a node or a module path: why it was fused or not is in the result's ``explanations``.
+        explain: a tensor, a node or a module path; the result's ``explanations`` say why it was fused or not.
+
+    Returns:
+        A finding for each norm, with the support of each installed runtime. With ``explain``, explanations replace the
+        support.
 
     Raises:
-        InputError: nothing in the model is called as ``explain`` says.
+        InputError: nothing in the model has the name ``explain``.
         NormdeployError: the model can't be read.
     """
     proto, weights, chains = open_onnx_source(
@@ -40,7 +46,7 @@ def inspect(call: InspectCall) -> Summary:
     summary = take_census(
         proto, runtime=call.runtime, fuse=call.fuse, explain=call.explain, progress=call.progress, chains=chains
     )
-    # They had to live until here.
+    # The census read the weights through references, so they had to live until here.
     del weights
     log_norms(summary, summary.notes)
     return summary

@@ -1,4 +1,4 @@
-"""What ``inspect`` is asked."""
+"""Options and arguments of ``inspect``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What ``inspect`` is asked."""
+    """Options of ``inspect``."""
 
     runtime: str = repeat_option_field(ConversionOptions, "runtime")
     fuse: str = repeat_option_field(ConversionOptions, "fuse")
@@ -29,7 +29,7 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class InspectCall(InspectOptions, LoadingOptions):
-    """What ``inspect`` is called with."""
+    """Arguments of a call of ``inspect``."""
 
     source: Source | onnx.ModelProto
     args: Example = ()

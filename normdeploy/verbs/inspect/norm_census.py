@@ -1,5 +1,8 @@
-"""The norm census: every norm of a file, what ``optimize`` would write for it, and how each runtime takes both; and the
-linear layers of a quantized file."""
+"""Take the norm census: each norm of a file, the form ``optimize`` would write, and the support of each runtime for
+both.
+
+For a quantized file, it also lists the linear layers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from ...storage.node_order import with_sorted_nodes
 from ...storage.weight_serialization import share_large_weights
 from ...types import Progress
 
-# place of the finding, which form of it
+# Index of the finding, its form, and the model of that form alone.
 Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]
 
 
@@ -36,19 +39,22 @@ def take_census(
     progress: Progress | None = None,
     chains: bool = True,
 ) -> Summary:
-    """What is to be known of the normalizations of ``proto``, which is not changed, and where it is quantized of its
-    linear layers.
+    """List the normalizations of ``proto`` and, if it is quantized, its linear layers; ``proto`` is not changed.
 
     Args:
         proto: the model with its weights, or with references to them (`normdeploy.storage.shared_weights`).
-        runtime, fuse: as for ``optimize``, which is what would be done.
-        explain: a tensor, a node or a module path to explain; the runtimes are not asked then.
+        runtime, fuse: as for ``optimize``.
+        explain: a tensor, a node or a module path to explain; the runtimes are not queried then.
         progress: called with (stage, done, total).
-        chains: whether to show norms of several nodes to the runtimes as they stand in the file, too.
+        chains: also query the runtimes about norms of several nodes as the file has them.
+
+    Returns:
+        The findings with the support of each runtime, notes, diagrams and quantized layers. With ``explain``, only the
+        findings and explanations.
 
     Raises:
         GraphError: the model can't be read.
-        InputError: nothing is called as ``explain`` says, or it is empty.
+        InputError: nothing has the name ``explain``, or it is empty.
     """
     if explain is not None and not explain.strip():
         raise InputError(
@@ -80,7 +86,11 @@ def take_census(
 
 
 def _ask_runtimes(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[list[Finding], list[str]]:
-    """The findings, each with what the runtimes make of it."""
+    """Query the runtimes about all forms.
+
+    Returns:
+        The findings, each with the answers of the runtimes, and notes.
+    """
     if not forms:
         return list(findings), []
     distinct = {model.SerializeToString(deterministic=True): model for _, _, model in forms}
@@ -98,7 +108,7 @@ def _ask_runtimes(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[l
 
 
 def _norm_forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.ModelProto, chains: bool) -> list[Form]:
-    """Each norm as a model of its own: as the file has it, and as ``optimize`` writes it."""
+    """Extract each norm as its own model: as the file has it, and as ``optimize`` writes it."""
     forms: list[Form] = []
     nested = any(f.place for f in findings)
     for form, source in (("now", proto), ("optimized", out)):

@@ -1,1 +1,1 @@
-"""ONNX files from anywhere, their norms fused or folded and the rest cleaned up."""
+"""Optimize ONNX files from any exporter: fuse or fold their norms and clean up the rest."""

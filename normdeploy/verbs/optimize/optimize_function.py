@@ -1,4 +1,4 @@
-"""An ONNX file from anywhere: every normalization fused or folded, and the rest cleaned up."""
+"""Optimize an ONNX file from any exporter: fuse or fold every normalization and clean up the rest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ..stage_progress import StageTimer
 
 @dataclass(frozen=True)
 class OptimizeCall(OptimizeOptions):
-    """What ``optimize`` is called with."""
+    """Arguments of a call of ``optimize``."""
 
     source: Onnx
     output: PathLike | None = None
@@ -53,13 +53,21 @@ class OptimizeCall(OptimizeOptions):
     progress: Progress | None = None
 
     def read_model(self) -> onnx.ModelProto:
-        """The model that is given, read anew at each call."""
+        """Read the given model anew at each call.
+
+        Returns:
+            The model with its weights.
+        """
         if isinstance(self.source, onnx.ModelProto):
             return normalize_model(self.source)
         return load_onnx(cast("PathLike", self.source))
 
     def error_label(self, proto: onnx.ModelProto) -> str:
-        """Its name in errors."""
+        """Name the model for errors.
+
+        Returns:
+            The file's name, else the graph's name, else "the model".
+        """
         if isinstance(self.source, str | os.PathLike):
             return Path(self.source).name
         return proto.graph.name or "the model"
@@ -67,37 +75,42 @@ class OptimizeCall(OptimizeOptions):
 
 @take_fields_as_arguments(OptimizeCall)
 def optimize(call: OptimizeCall) -> ExportResult:
-    """Fuse and fold the normalizations of an ONNX model from anywhere, and clean up the rest.
+    """Fuse and fold the normalizations of an ONNX model from any exporter, and clean up the rest.
 
     Args:
-        source: a file, a model with its weights loaded, or what ``export`` gave; none is changed.
-        output: where to write the result.
-        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or
-        "tensorrt-rtx".
-        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
-        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
-        strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
-        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
-        input.
-        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as
-            for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.
-        simplify: constants are computed, duplicates and dead ends removed, shapes resolved
-            (`normdeploy.graphs.simplification`), where the result can be compared with the model; else norms alone are
-            touched.
-        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``,
-            ``build`` and ``package``; those of the others must be recorded already, or follow from a table that
-            positions along them index.
+        source: a file, a model with its weights loaded, or a result of ``export``; it is not changed.
+        output: path of the result; None returns the model in memory only.
+        runtime: runtime that equal standard forms are chosen for: "any", "onnxruntime", "onnxruntime-accurate",
+            "tensorrt" or "tensorrt-rtx".
+        provider: onnxruntime's provider that forms are chosen for, "cpu" or "cuda" (for cuda by its documentation, not
+            by measurements).
+        fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
+            standard op.
+        strict: raise an error if a certificate fails; otherwise the rewrite is undone and reported.
+        strict_proof: raise an error if a rewrite's certificate is not exact, or if an infinite input makes it return
+            NaN in place of a number.
+        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as for
+            ``export``. Inputs are generated from the record of ``export`` in the file, if it has one.
+        simplify: compute constants, remove duplicates and dead ends, and resolve shapes
+            (`normdeploy.graphs.simplification`), if the result can be compared with the model; otherwise only norms are
+            changed.
+        dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), recorded in the result for ``run``, ``bench``,
+            ``build`` and ``package``. Ranges of all other dims must be recorded already, or follow from a table that
+            positions along the dim index.
         inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values alone, ``sr=16000``,
-            ``ids=0:30522`` or ``ids=samples.npy``, whose range is taken. The whole model is compared on them, and
-            half precision and quantization generate them.
-        progress: called with (stage, done, total); total is 0 where it is not known.
+            ``ids=0:30522`` or ``ids=samples.npy``, whose range is used. The whole model is compared on them, and half
+            precision and quantization generate them.
+        progress: called with (stage, done, total); total is 0 if unknown.
+
+    Returns:
+        The model or its path, a finding for each normalization, notes and timings.
 
     Raises:
-        GraphError: the file is broken or no ONNX; or onnxruntime can't load it, ``runtime`` names no TensorRT, and more
-            is missing than another library's ops or, without a stated runtime, kernels of the CPU; or it loads the file
-            and runs it on no values of its inputs.
+        GraphError: the file is broken or not ONNX; or onnxruntime can't load it, or runs it on no values of its inputs.
+            The latter two are accepted if ``runtime`` names TensorRT or if only another library's ops are missing. They
+            are also accepted if only CPU kernels are missing and the provider is "cuda" or no runtime is stated.
         InputError: the inputs for calibration or the dims do not fit.
-        CertificateError: with ``strict``, where a certificate failed.
+        CertificateError: ``strict`` is set and a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
     conversion = OptimizeConversion(call, call.source, call.output, StageTimer(call.progress))
@@ -107,34 +120,42 @@ def optimize(call: OptimizeCall) -> ExportResult:
 
 @dataclass
 class OptimizeConversion(Conversion):
-    """An ONNX file on its way to a better one."""
+    """State of the optimization of an ONNX file.
+
+    Attributes:
+        contradictions: statements of the file that its nodes contradict.
+        codes: number of its constants that are stored as int32.
+        signed: modules that a signature of the file vouches for, if its record needs one; else None.
+        hints: notes on the given file.
+    """
 
     options: OptimizeCall
-    # What the file states that its nodes contradict, and its constants in int32.
     contradictions: Sequence[ShapeContradiction] = ()
     codes: int = 0
-    # The modules that a signature of the file vouches for, where its record needs one.
     signed: dict[str, str] | None = None
-    # Notes on the file given.
     hints: list[str] = field(default_factory=list)
     tidied: cleaner.SimplifiedModel = field(init=False)
 
     @property
     def model_cleaner(self) -> Callable[[onnx.ModelProto], cleaner.SimplifiedModel]:
-        """What cleans a model up: nothing where the result can't be compared with the model."""
+        """Choose the function that cleans up the model.
+
+        Returns:
+            A function that changes nothing if the result can't be compared with the model.
+        """
         if self.options.simplify and self.before is not None:
             return partial(cleaner.simplify, resolves=True)
         return cleaner.SimplifiedModel
 
 
-# ------------------------------------------------------------------ the stages, in the order in which they are run
+# ------------------------------------------------------------------ stages, in their order
 
 
 def load_file(optimization: OptimizeConversion) -> None:
-    """Read the file, and what it and the user say of its inputs.
+    """Read the file, and its inputs from its record and the user's statements.
 
     Raises:
-        GraphError: the file is broken, or its record is.
+        GraphError: the file or its record is broken.
         InputError: inputs or dims do not fit.
     """
     call = optimization.options
@@ -152,12 +173,12 @@ def load_file(optimization: OptimizeConversion) -> None:
 
 
 def clean_up(optimization: OptimizeConversion) -> None:
-    """Compute constants, and remove what nothing reads."""
+    """Compute constants, and remove unused nodes."""
     optimization.tidied = optimization.model_cleaner(optimization.proto)
 
 
 def compare_rewritten(optimization: OptimizeConversion) -> None:
-    """Compare the whole model before and after.
+    """Compare the whole model before and after the rewrites.
 
     Raises:
         GraphError: onnxruntime does not load or run the result.
@@ -180,7 +201,7 @@ def compare_rewritten(optimization: OptimizeConversion) -> None:
 
 
 def add_file_notes(optimization: OptimizeConversion) -> None:
-    """Put the notes on the file given before those on the rewrites, and count the nodes."""
+    """Put the notes on the given file before those on the rewrites, and count the nodes."""
     notes = [*optimization.hints]
     if optimization.codes:
         written = optimization.codes - int32_codes.count_int32_dequantizers(optimization.proto)
@@ -194,7 +215,7 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
 
 
 def amend_record(optimization: OptimizeConversion) -> None:
-    """Write what is known now of its inputs and its precision into the file's record."""
+    """Add the ranges of the inputs and the precision to the file's record."""
     call = optimization.options
     proto = optimization.proto
     if call.dims:
@@ -204,7 +225,7 @@ def amend_record(optimization: OptimizeConversion) -> None:
 
 
 def sign_result(optimization: OptimizeConversion) -> None:
-    """Sign the result where the file given was."""
+    """Sign the result if the given file was signed."""
     if optimization.signed is not None:
         record_signing.sign_record(raw_record(optimization.proto), optimization.output, optimization.signed)
 
@@ -227,20 +248,22 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # A stranger's record, or a newer version's, matters to half precision and to ranges alone.
+        # A record of another tool or a newer version matters only to half precision and to ranges.
         if call.precision is not None or call.dims:
             raise
         return ()
 
 
 def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
-    """The modules that a signature of the file vouches for, where its record needs one and this user or team has signed
-    it."""
+    """Find the modules that a signature of the file vouches for.
+
+    Returns None if its record needs no signature.
+    """
     try:
         if not runs_code(read_record(proto)):
             return None
     except GraphError:
-        # it has no record, or one that can't be read
+        # The record can't be read.
         return None
     return record_signing.find_signed_modules(
         raw_record(proto), None if isinstance(source, onnx.ModelProto) else source

@@ -1,4 +1,4 @@
-"""The options of ``optimize``."""
+"""Options of ``optimize``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..run.run_options import RunOptions
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeOptions(ConversionOptions):
-    """What the file that ``optimize`` writes shall be like."""
+    """Options for the file that ``optimize`` writes."""
 
     simplify: bool = option_field(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
     inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")

@@ -1,2 +1,1 @@
-"""The evidence bundle: a Triton model repository with report, samples and hashes. ``package`` writes it, ``recheck``
-verifies it again after an update."""
+"""Write evidence bundles: a Triton model repository with report, samples and hashes; `recheck` verifies them again."""

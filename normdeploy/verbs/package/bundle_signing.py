@@ -1,6 +1,6 @@
-"""Signs a bundle, and tells who signed one.
+"""Sign a bundle, check its signature, and list its signers.
 
-Beside what the manifest lists a signed bundle holds a bill of materials and ``slsa_provenance.intoto.jsonl``: one line,
+Besides the files in the manifest, a signed bundle holds a bill of materials and ``provenance.intoto.jsonl``: one line,
 the envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
 """
 
@@ -25,13 +25,13 @@ from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# bytes of a signed statement that are read
+# Maximum bytes of a signed statement.
 _MOST = 64 * 2**20
 _NO_MODEL = frozenset({MANIFEST, SBOM, "README.md", "report.json", "report.html"})
 
 
 def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.ProvenanceRecord) -> None:
-    """Write the bill of materials and the signed provenance into a bundle that is otherwise whole.
+    """Write the bill of materials and the signed provenance into a bundle that is otherwise complete.
 
     Raises:
         RuntimeUnavailable: a library is missing.
@@ -50,10 +50,10 @@ def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.Provenance
 
 
 def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
-    """
+    """Check that one of the keys has signed the bundle, and that no byte of it has changed since.
+
     Raises:
-        EvidenceError: the bundle is not signed by one of the keys, or not a byte of it is as it was signed: a file is
-            changed, missing or new, or a link.
+        EvidenceError: the bundle is not signed by one of the keys; or a file is changed, missing or new, or a link.
     """
     root = Path(os.path.realpath(folder))
     if (data := _read_provenance(root)) is None:
@@ -86,7 +86,11 @@ def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
 
 
 def list_signers(root: Path) -> tuple[str, ...]:
-    """Who a bundle says it is signed by, which nobody has verified."""
+    """List the signers that a bundle names; they are not verified.
+
+    Returns:
+        Names; empty if the bundle is not signed.
+    """
     data = _read_provenance(root)
     if data is None:
         return ()

@@ -1,4 +1,4 @@
-"""What a bundle says in words: the commands that made it, its README, and its notes."""
+"""Write the texts of a bundle: the commands that made it, its README and its notes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ _DEFAULTS = {"opset": None, "runtime": "any", "fuse": "standard", "strict": Fals
 
 
 def reproduction_commands(call: PackageCall, proto: onnx.ModelProto) -> list[str]:
-    """The export as the file recorded it, if it did, the packaging, and what serves and checks the bundle; folders are
-    left out.
+    """List the commands that reproduce a bundle: the export that the file recorded, if any, the packaging, serving and
+    recheck.
+
+    Folders are left out of paths.
+
+    Returns:
+        Shell command lines.
     """
     export: list[list[str]] = []
     try:
@@ -54,7 +59,11 @@ def reproduction_commands(call: PackageCall, proto: onnx.ModelProto) -> list[str
 
 
 def package_command(commands: Sequence[str]) -> str:
-    """That of the commands that made the bundle."""
+    """Find the packaging command among the commands that made the bundle.
+
+    Returns:
+        The first command that starts with "normdeploy package".
+    """
     return next(command for command in commands if command.startswith("normdeploy package "))
 
 
@@ -77,7 +86,7 @@ def _folder_free_name(path: PathLike) -> str:
 
 
 def _loading_flags(loading: Mapping[str, Any]) -> list[str]:
-    """The options of the command line that load a model."""
+    """Return the command-line options that load a model."""
     words: list[str] = []
     for name, flag in (("model", "--model"), ("key", "--key"), ("task", "--task"), ("part", "--part")):
         if loading.get(name):
@@ -101,7 +110,16 @@ def bundle_notes(
     optimize: bool,
     certificates: int | None,
 ) -> list[str]:
-    """What the user should know of the bundle."""
+    """Collect the notes of a bundle for the user.
+
+    Args:
+        before: notes of earlier steps, which come first.
+        optimize: onnxruntime's optimizer stays on.
+        certificates: number of certificates; None if no report was given.
+
+    Returns:
+        Notes, one sentence or two each.
+    """
     lines = [*before]
     if serving.reason:
         lines.append(f"Triton does not batch: {serving.reason}")
@@ -124,7 +142,11 @@ def bundle_notes(
 
 
 def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:
-    """README.md of the bundle; every name in it is ours or made safe."""
+    """Write README.md of the bundle; each name in it is ours or made safe.
+
+    Returns:
+        Markdown text.
+    """
     if serving.max_batch:
         batch = f"batches of up to {serving.max_batch}, joined dynamically"
     else:

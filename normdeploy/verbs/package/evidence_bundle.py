@@ -1,27 +1,29 @@
-"""The evidence bundle as a folder: its manifest, and reading it without trust.
+"""Define the manifest of an evidence bundle, and read a bundle as untrusted input.
 
 ``manifest.json`` has the schema ``normdeploy/package/1``; a later version may add keys. Paths are relative to the
-bundle, written with "/", of letters, digits, "_", "." and "-".
+bundle, written with "/", and consist of letters, digits, "_", "." and "-".
 
-    schema      "normdeploy/package/1"
-    normdeploy  the version that wrote it
-    name        of the models in the repository, without "_onnx" and "_trt"
-    made        when, UTC, ISO 8601
-    source      file (name) and sha256 of the ONNX file as it was given; model: null, or kind and sha256 of the PyTorch
-    model onnx        path of the ONNX file
-    configs     paths of every config.pbtxt
-    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" where it was not said), served (by
-    Triton) inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples)
-    samples     name, kind, inputs, expected, free (paths of .npz files; free is null where no integer hangs on a
-    rounding) reference   where the expected outputs came from
-    bounds      output, kind (of sample), allowed (largest absolute error)
-    results     what the runtimes made of the samples: output, runtime, max_abs_error, allowed, verdict, reason
-    not_run     runtime, reason
-    norms       kind, module, tensor, place, runtimes (runtime without version -> verdict, as "inspect" tells)
-    versions    library, "driver", "gpu 0", "cpu", "system", ... -> version or name
-    commands    to make and to check this
-    files       path -> sha256, bytes; every file but the manifest itself and, of a signed bundle, its signed statement
-    and its bill of materials (`normdeploy.verbs.package.bundle_signing`)
+    schema      "normdeploy/package/1".
+    normdeploy  the version that wrote it.
+    name        of the models in the repository, without "_onnx" and "_trt".
+    made        when, UTC, ISO 8601.
+    source      file (name) and sha256 of the ONNX file as given.
+    model       null, or kind and sha256 of the PyTorch model.
+    onnx        path of the ONNX file.
+    configs     paths of every config.pbtxt.
+    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" if not stated), served (by Triton).
+    inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples).
+    samples     name, kind, inputs, expected, free (paths of .npz files; free is null if no integer depends on
+                rounding).
+    reference   source of the expected outputs.
+    bounds      output, kind (of sample), allowed (largest absolute error).
+    results     verdicts on the samples: output, runtime, max_abs_error, allowed, verdict, reason.
+    not_run     runtime, reason.
+    norms       kind, module, tensor, place, runtimes (runtime without version -> verdict, as from "inspect").
+    versions    library, "driver", "gpu 0", "cpu", "system", ... -> version or name.
+    commands    commands that make and check this bundle.
+    files       path -> sha256, bytes. A bundle lists every file but the manifest itself and, if it is signed, its
+                signed statement and its bill of materials (`normdeploy.verbs.package.bundle_signing`).
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from ...types import PathLike
 
 SCHEMA = "normdeploy/package/1"
 MANIFEST = "manifest.json"
-# of a signed bundle
+# Files that only a signed bundle has.
 PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"
-# are not in the manifest
+# Files that the manifest does not list.
 BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})
 _MANIFEST_BYTES = 64 * 2**20
 _ENTRIES = 100_000
@@ -53,13 +55,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class EvidenceBundle:
-    """A folder that holds a manifest of ours. Nothing in it is believed before it was looked at."""
+    """Folder with a normdeploy manifest. Its content is untrusted until it is checked."""
 
     root: Path
     manifest: Mapping[str, Any]
 
     def file_path(self, path: Any) -> Path:
-        """Where a file of the manifest stands.
+        """Resolve the path of a file that the manifest names.
+
+        Returns:
+            The path of a regular file inside the bundle.
 
         Raises:
             InputError: the path leads out of the bundle, through a link, or to no regular file.
@@ -78,10 +83,16 @@ class EvidenceBundle:
         return here
 
     def read_part(self, key: str, made: Callable[[Any], _T]) -> _T:
-        """The part ``key`` of the manifest, as ``made`` reads it.
+        """Read the part ``key`` of the manifest.
+
+        Args:
+            made: parses the JSON value of the part.
+
+        Returns:
+            The result of ``made``.
 
         Raises:
-            InputError: it is malformed.
+            InputError: the part is missing or malformed.
         """
         try:
             return made(self.manifest[key])
@@ -92,9 +103,13 @@ class EvidenceBundle:
 
 
 def open_bundle(folder: PathLike) -> EvidenceBundle:
-    """
+    """Open a bundle and read its manifest.
+
+    Returns:
+        The bundle; its files are not checked yet.
+
     Raises:
-        InputError: there is no bundle of ours, or its manifest is malformed or of another schema.
+        InputError: the folder is not a normdeploy bundle, or its manifest is malformed or has another schema.
     """
     root = Path(os.path.realpath(folder))
     if not root.is_dir():
@@ -124,12 +139,13 @@ def open_bundle(folder: PathLike) -> EvidenceBundle:
 
 
 def require_hashes(bundle: EvidenceBundle, known: Collection[str]) -> None:
-    """
+    """Check that the manifest gives a hash for each file that it uses, and uses none twice.
+
     Args:
-        known: the paths whose hashes the manifest gives.
+        known: paths that the manifest gives a hash for.
 
     Raises:
-        InputError: the manifest is malformed, or tells to use a file without a hash, or one twice.
+        InputError: the manifest is malformed, or uses a file without a hash, or one twice.
     """
     used = [
         bundle.read_part("onnx", _require_text),
@@ -149,12 +165,16 @@ def _refuse_constant(constant: str) -> None:
 
 
 def scan_folder(root: Path) -> tuple[dict[str, int], list[str]]:
-    """Path -> bytes of every regular file below ``root``, and what else stands there: links, special files, and folders
-    that are empty (with a "/" behind), for Triton takes any folder in a repository for a model or a version. None is
-    opened.
+    """List the files below ``root`` without opening any.
+
+    Empty folders are listed because Triton takes any folder in a repository for a model or a version.
+
+    Returns:
+        Path -> bytes of each regular file; and the paths of links, special files and empty folders (with a trailing
+        "/").
 
     Raises:
-        InputError: there are more than 100,000.
+        InputError: there are more than 100,000 files.
     """
     files: dict[str, int] = {}
     others: list[str] = []
@@ -181,7 +201,11 @@ def scan_folder(root: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def parse_files(value: Any) -> dict[str, tuple[str, int]]:
-    """``files`` of the manifest: path -> (sha256, bytes)."""
+    """Parse ``files`` of the manifest.
+
+    Returns:
+        Path -> (sha256, bytes).
+    """
     return {_require_text(path): (_require_text(told["sha256"]), int(told["bytes"])) for path, told in value.items()}
 
 

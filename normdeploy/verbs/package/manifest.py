@@ -1,5 +1,4 @@
-"""What the manifest of a bundle says (its schema: ``normdeploy.verbs.package.evidence_bundle``), and the samples as
-files."""
+"""Build the manifest of a bundle (schema: ``normdeploy.verbs.package.evidence_bundle``), and write its samples."""
 
 from __future__ import annotations
 
@@ -29,14 +28,18 @@ _PARTS = ("inputs", "expected", "free")
 
 
 def npz_keys(ports: Sequence[TritonPort]) -> dict[str, str]:
-    """Input or output -> its name in .npz files, where a name is also the name of a file."""
+    """Choose the names of inputs or outputs in .npz files, in which a name is also a file name.
+
+    Returns:
+        Input or output -> key: its own name, or "tensor_0", "tensor_1", ... if one name is not safe.
+    """
     names = [p.name for p in ports]
     safe = all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,100}", name) for name in names)
     return {name: name if safe else f"tensor_{i}" for i, name in enumerate(dict.fromkeys(names))}
 
 
 def write_samples(folder: Path, samples: Samples, keys: Mapping[str, str]) -> None:
-    """``samples/<number>.inputs.npz``, ``.expected.npz`` and, where integers hang on a rounding, ``.free.npz``."""
+    """Write ``samples/<number>.inputs.npz``, ``.expected.npz`` and, if integers depend on rounding, ``.free.npz``."""
     (folder / "samples").mkdir()
     for index, sample in enumerate(samples.cases):
         for part in _PARTS:
@@ -53,7 +56,11 @@ def evidence_section(
     judgement: Comparison,
     summary: Summary,
 ) -> dict[str, Any]:
-    """The part of the manifest that says what was seen."""
+    """Build the part of the manifest that records the evidence.
+
+    Returns:
+        The keys "inputs" to "versions" of the schema.
+    """
     keys = npz_keys([*inputs, *outputs])
     dtypes = {name: a.dtype.name for s in reversed(samples.cases) for name, a in s.expected.items()}
     cases = []
@@ -77,7 +84,11 @@ def evidence_section(
 
 
 def manifest_head() -> dict[str, Any]:
-    """The head of the manifest."""
+    """Build the head of the manifest.
+
+    Returns:
+        Schema, version and time; the time is SOURCE_DATE_EPOCH if that is set.
+    """
     if (stated := source_date_epoch()) is None:
         now = datetime.now(UTC)
     else:
@@ -86,6 +97,11 @@ def manifest_head() -> dict[str, Any]:
 
 
 def engines_to_json(engines: Sequence[PackagedEngine]) -> list[dict[str, Any]]:
+    """Describe the engines for the manifest.
+
+    Returns:
+        One object for each engine.
+    """
     return [
         {"path": e.path, "runtime": e.runtime, "compute_capability": e.capability, "served": e.is_served}
         for e in engines
@@ -93,7 +109,11 @@ def engines_to_json(engines: Sequence[PackagedEngine]) -> list[dict[str, Any]]:
 
 
 def results_to_json(judgement: Comparison) -> list[dict[str, Any]]:
-    """Each output in each runtime, in the values of JSON."""
+    """Describe the result of each output in each runtime for the manifest.
+
+    Returns:
+        One object for each result, in the values of JSON.
+    """
     return [
         {
             "output": r.output,
@@ -108,8 +128,13 @@ def results_to_json(judgement: Comparison) -> list[dict[str, Any]]:
 
 
 def norms_to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Each norm as it stands in the file, with what each runtime makes of it; versions, which change, are no part of a
-    runtime's name."""
+    """Describe each norm as the file has it, with the verdict of each runtime.
+
+    Versions are left out of a runtime's name, because they change.
+
+    Returns:
+        One object for each norm.
+    """
     told = []
     for finding in findings:
         runtimes = {re.sub(r" \d+(\.\d+)+\S*", "", s.runtime): s.verdict for s in finding.runtimes if s.form == "now"}
@@ -119,7 +144,11 @@ def norms_to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def hash_files(folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:
-    """Path -> sha256 and bytes of every file in the folder."""
+    """Hash every file in the folder.
+
+    Returns:
+        Path -> sha256 and bytes.
+    """
     files, _ = scan_folder(folder)
     told = {}
     for done, (path, size) in enumerate(sorted(files.items())):
@@ -130,8 +159,9 @@ def hash_files(folder: Path, progress: Progress | None) -> dict[str, dict[str, A
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON; the folder is made if it is missing."""
     path.parent.mkdir(exist_ok=True)
-    # ASCII: a file's name may be no text
+    # ASCII, because a file's name may not be valid text.
     path.write_text(json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n")
 
 

@@ -1,8 +1,8 @@
-"""Copies a model's files into a bundle, under fixed names.
+"""Copy a model's files into a bundle, under fixed names.
 
-ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are
-copied, once: onnx's checker refuses weights with several links, those of the user's own file too ("potential hardlink
-attack").
+ONNX files and engines become hard links if the file system allows it, else copies. Weights outside the ONNX file are
+copied once. With a hard link, onnx's checker would refuse the weights ("potential hardlink attack"), also those of the
+user's own file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 @dataclass(frozen=True)
 class PackagedEngine:
-    """An engine: the file as given, later its path in the bundle; ``capability`` is "" where it was not said."""
+    """Engine of a bundle.
+
+    Attributes:
+        path: the file as given, later its path in the bundle.
+        capability: compute capability, "" if not stated.
+    """
 
     path: str
     runtime: str
@@ -36,15 +41,19 @@ class PackagedEngine:
 
     @property
     def is_served(self) -> bool:
-        """Whether Triton can load it: its backend is TensorRT's, which does not know TensorRT-RTX."""
+        """Return whether Triton can load it: its backend is TensorRT's and does not support TensorRT-RTX."""
         return self.runtime == "tensorrt"
 
 
 def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
-    """Engines from paths and from texts such as "8.6=a.plan".
+    """Parse engines from paths and from texts such as "8.6=a.plan".
+
+    Returns:
+        Engines with absolute paths.
 
     Raises:
-        InputError: one is missing or no engine, or of several TensorRT engines it is not told which GPU each is for.
+        InputError: a file is missing or not an engine; or there are several TensorRT engines and the compute capability
+            of one is missing or repeated.
     """
     engines = []
     for entry in given:
@@ -72,7 +81,7 @@ def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -
     """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``.
 
     Returns:
-        the engines with their paths in the bundle.
+        The engines with their paths in the bundle.
     """
     placed = []
     for index, engine in enumerate(engines):
@@ -93,12 +102,15 @@ def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -
 def copy_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
     """Put the ONNX file and its weights into ``folder``.
 
-    The file is the same, byte for byte, where its weights lie beside it under plain names. Else (folders, odd
-    characters) it is written with references to names of ours: what the file says never becomes a path.
+    The file is copied byte for byte if its weights lie beside it under plain names. Otherwise (folders, odd characters)
+    it is written with references to new names, so that text from the file never becomes a path.
 
     Args:
-        proto: the file without its weights, as ``load_onnx`` read it, which has proven that they lie in the file's
-        folder.
+        proto: the file without its weights, as read by ``load_onnx``, which has checked that they lie in the file's
+            folder.
+
+    Returns:
+        The path of the ONNX file in ``folder``.
     """
     target = folder / DEFAULT_FILES["onnxruntime"]
     entries = [
@@ -125,12 +137,16 @@ def copy_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> Path:
-    """``target`` as another name of ``source``, or a copy where that can't be."""
+    """Make ``target`` a hard link to ``source``, or a copy if linking fails.
+
+    Returns:
+        ``target``.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     real = os.path.realpath(source)
     try:
         os.link(real, target)
     except OSError:
-        # another file system, one without links, or another user's file
+        # It is another file system, one without links, or another user's file.
         shutil.copyfile(real, target)
     return target

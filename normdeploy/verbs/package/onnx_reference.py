@@ -1,5 +1,8 @@
-"""The reference where there is no PyTorch model: onnxruntime with its optimizer off, and how far its outputs move when
-the inputs are off by one rounding."""
+"""Compute the reference without a PyTorch model.
+
+The reference is onnxruntime with its optimizer off. Its error scale is the change of its outputs when inputs and
+weights are off by one rounding.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,15 @@ from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
 from ...types import Array, Arrays
 
-# bytes; the copy of a larger file with other weights would take too much memory
+# Maximum bytes of a file: a copy of a larger one with other weights would take too much memory.
 _WEIGHTS = 2**30
 _DISTURBANCES = 3
 
 
 class _StepwiseRunner(HeldRunner):
-    """A file in half precision where the CPU lacks kernels (``normdeploy.precision.emulated_half``), with the file's
-    own types outside."""
+    """Run a half-precision file whose kernels the CPU lacks (``normdeploy.precision.emulated_half``), with the file's
+    own types at its inputs and outputs.
+    """
 
     name = "each node in float32, rounded"
 
@@ -40,6 +44,11 @@ class _StepwiseRunner(HeldRunner):
         self._runner = OrtRunner(emulate_half(proto), optimize=False)
 
     def infer(self, feeds: Arrays) -> RunResult:
+        """Run the emulated model on inputs in half precision.
+
+        Returns:
+            Output name -> array, in the file's own types.
+        """
         wide = {
             n: a.astype(np.float32) if is_floating(a.dtype) and a.dtype.itemsize == 2 else a for n, a in feeds.items()
         }
@@ -50,7 +59,14 @@ class _StepwiseRunner(HeldRunner):
 
 
 def reference_runner(path: Path, proto: onnx.ModelProto) -> Runner:
-    """onnxruntime with its optimizer off, ``proto`` being the file at ``path`` without its weights."""
+    """Open the ONNX file in onnxruntime with its optimizer off.
+
+    Args:
+        proto: the file at ``path`` without its weights.
+
+    Returns:
+        A runner; for a half-precision file whose kernels the CPU lacks, one that emulates it.
+    """
     try:
         return OrtRunner(path, optimize=False)
     except RuntimeUnavailable:
@@ -60,7 +76,18 @@ def reference_runner(path: Path, proto: onnx.ModelProto) -> Runner:
 
 
 def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[float, list[Runner]]:
-    """The unit of the coarsest floating type, and runners of the file with weights that are off by up to it."""
+    """Open runners of the file with weights that are off by up to one unit of the coarsest floating type.
+
+    Args:
+        proto: the file at ``path`` without its weights.
+        stack: closes the runners.
+
+    Returns:
+        The unit roundoff of that type, and the runners.
+
+    Raises:
+        InputError: the file is too large for copies.
+    """
     whole = load_onnx(path)
     kinds = [t.data_type for t in whole.graph.initializer]
     kinds += [v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)]
@@ -88,6 +115,11 @@ def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack)
 
 
 def perturb_feeds(feeds: Arrays, unit: float, seed: int) -> dict[str, Array]:
+    """Perturb floating inputs by up to ``unit``, relative to each element.
+
+    Returns:
+        Input name -> array.
+    """
     rng = np.random.default_rng(seed)
     return {
         name: perturb_array(value, unit, rng) if is_floating(value.dtype) else value for name, value in feeds.items()

@@ -1,16 +1,19 @@
-"""Writes the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
+"""Write the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
 right.
 
 <output>/
-  manifest.json          what is in it, versions, SHA-256 of every file, bounds and results
-  (``normdeploy.verbs.package.evidence_bundle``) README.md              how to serve it and how to check it
-  report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as
-  a page certificates/*.json    the proof of each rewrite, from the report of export or optimize
-  samples/*.npz          inputs, and the outputs that are expected of them (``normdeploy.verbs.package.samples``)
-  engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and what it compiled of each for this GPU
-  (*.runtime-cache)
+  manifest.json          content, versions, SHA-256 of every file, bounds and results
+                         (``normdeploy.verbs.package.evidence_bundle``).
+  README.md              how to serve and check it.
+  report.json            the report, with the norms and the verdicts on the samples.
+  report.html            the same as a page.
+  certificates/*.json    the proof of each rewrite, from the report of export or optimize.
+  samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
+  engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU
+                         (*.runtime-cache).
   model_repository/
-    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/* <name>_trt/config.pbtxt, 1/*.plan, warmup/*
+    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/*
+    <name>_trt/config.pbtxt, 1/*.plan, warmup/*
 """
 
 from __future__ import annotations
@@ -56,30 +59,32 @@ from .package_options import PackageCall
 from .package_tables import show_package
 from .triton_config import ServingOptions, TritonPort, WarmupRequest
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .sample_judgement import Judgement
     from .samples import Samples
 
-# samples, where Triton does not batch
+# Maximum number of warm-up samples if Triton does not batch.
 _WARMUPS = 3
 
 
 @dataclass(frozen=True)
 class Package(Renderable):
-    """What ``package`` wrote.
+    """Result of ``package``; true if the bundle's own files were run and pass as they are configured.
 
-    ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the
-    runtimes here make of the samples. True where the bundle's own files were run and pass as they are configured.
+    Attributes:
+        models: folders in the repository.
+        serving: Triton's batching.
+        judgement: verdicts of the runtimes of this machine on the samples.
+        optimize: onnxruntime's optimizer stays on.
     """
 
     path: Path
     models: tuple[str, ...]
     serving: ServingOptions
     judgement: Judgement
-    # whether onnxruntime's optimizer is left on
     optimize: bool
     files: int
     bytes: int
@@ -99,30 +104,34 @@ def package(call: PackageCall) -> Package:
     """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
     and hashes.
 
-    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once.
-    The folder ``output`` appears, or is replaced, only when all of it is written.
+    The ONNX file and engines become hard links if the file system allows it; weights outside the file are copied once.
+    The folder ``output`` appears, or is replaced, only when it is complete.
 
     Args:
-        onnx_path: the file, a model in memory, or what ``export`` gave.
-        source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are
-            onnxruntime's, its optimizer off.
-        engines: TensorRT engines made of the file, as "8.6=a.plan" where there are several, and TensorRT-RTX engines.
-        feeds: .npz files or mappings name -> array, the samples; without them some are generated.
-        name: of the models; the ONNX file's name without it.
-        max_batch: for Triton; None: the largest that the export recorded, 0: no batching.
-        instances: of each model (on each GPU).
-        provider: where Triton runs the ONNX file: "cpu" or "cuda".
+        onnx_path: the file, a model in memory, or a result of ``export``.
+        source: the PyTorch model file, whose float64 outputs are then expected; without it, the outputs of onnxruntime
+            with its optimizer off are expected.
+        engines: TensorRT engines of the file, as "8.6=a.plan" if there are several, and TensorRT-RTX engines.
+        feeds: the samples, .npz files or mappings name -> array; empty generates some.
+        name: name of the models; None uses the ONNX file's name.
+        max_batch: Triton's largest batch; None uses the largest that the export recorded, 0 turns batching off.
+        instances: number of instances of each model (on each GPU).
+        provider: provider that Triton runs the ONNX file on: "cpu" or "cuda".
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
         replace: an older bundle at ``output`` may be replaced.
-        sign: a private key's PEM file: the bundle gets a bill of materials, and a signed statement of what it was made
-            of (docs/evidence.md).
+        sign: a private key's PEM file: adds a bill of materials and a signed statement of the bundle's sources
+            (docs/evidence.md).
         progress: called with (stage, done, total).
-        model, model_args, key, trust, ...: how to load ``source``, as for ``export``; as ``verify`` takes it from the
-            file's record.
+        model, model_args, key, trust, ...: how to load ``source``, as for ``export``; missing ones come from the file's
+            record, as for ``verify``.
+
+    Returns:
+        The bundle's path, models, verdicts and notes; true if its own files pass as they are configured.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
-        GraphError, RuntimeUnavailable: the file is broken, or can't be run at all; or a library that signs is missing.
+        GraphError, RuntimeUnavailable: the file is broken, or no runtime can run it; or a library for signing is
+            missing.
         NormdeployError: the folder can't be written.
     """
     from .sample_judgement import explain_row_dependence, judge_samples
@@ -204,7 +213,7 @@ def package(call: PackageCall) -> Package:
 def _bundle_origin(
     content: Mapping[str, Any], call: PackageCall, engines: Sequence[PackagedEngine], started: datetime
 ) -> ProvenanceRecord:
-    """What the bundle was made of; times where SOURCE_DATE_EPOCH does not forbid them."""
+    """Record the sources of the bundle, with times unless SOURCE_DATE_EPOCH is set."""
     files = [*(e.path for e in engines), *(i for i in call.sample_sources if isinstance(i, str | os.PathLike))]
     files += [] if call.report_from is None else [call.report_from]
     found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, hash_file(f)) for f in files)]
@@ -217,7 +226,7 @@ def _bundle_origin(
     return ProvenanceRecord({"commands": content["commands"]}, made_of, "", {}, *times)
 
 
-# ------------------------------------------------------------------ written
+# ------------------------------------------------------------------ output files
 
 
 def _write_configs(
@@ -231,8 +240,14 @@ def _write_configs(
     gpu: bool,
     optimize: bool,
 ) -> list[str]:
-    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as
-    it is run."""
+    """Write the configurations and warm-up data.
+
+    Args:
+        outputs: outputs of the ONNX file as onnxruntime infers them.
+
+    Returns:
+        Paths of the configurations in the bundle.
+    """
     served = [e for e in placed if e.is_served]
     if served and served[0].capability:
         plans = {e.capability: Path(e.path).name for e in served}
@@ -261,7 +276,10 @@ def _write_configs(
 
 
 def _make_warmups(folder: Path, job: PackageJob, serving: ServingOptions, samples: Samples) -> list[WarmupRequest]:
-    """Requests of real samples: one row at the batch sizes that count, or whole samples where Triton does not batch."""
+    """Build warm-up requests from real samples.
+
+    If Triton batches, they are one row at the batch sizes that matter; otherwise they are whole samples.
+    """
     whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
     real = [s for s in whole if s.kind in ("random", "given")] or whole
     if serving.max_batch and real:
@@ -290,6 +308,6 @@ def _write_raw_inputs(
 def _write_report(folder: Path, report: Report) -> None:
     text = report.to_json()
     (folder / "report.json").write_bytes(text.encode(errors="replace"))
-    # jinja2 and matplotlib are an extra
+    # jinja2 and matplotlib are an optional extra.
     with suppress(ImportError):
         (folder / "report.html").write_bytes(render_page(json.loads(text)).encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Checks everything that goes into a bundle before a byte of it is written."""
+"""Check everything that goes into a bundle before anything is written."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from . import evidence_bundle, triton_config
 from .package_options import PackageCall, PackageOptions
 from .triton_config import ServingOptions, TritonPort
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     from ..verify.comparison_result import Comparison
     from .samples import Samples
 
 _REPORT_BYTES = 2**28
 _INSTANCES = 1024
-# what Triton's int32 holds
+# Largest number that Triton's int32 holds.
 _LARGEST = 2**31 - 1
 
 
 def require_serving(options: PackageOptions) -> None:
-    """
+    """Check the serving options.
+
     Raises:
-        InputError: Triton can't serve what is asked for.
+        InputError: Triton can't serve with these options.
     """
     if options.provider not in PROVIDERS:
         raise InputError(f"there is no provider {options.provider!r}; choose one of {', '.join(PROVIDERS)}")
@@ -50,10 +51,15 @@ def require_serving(options: PackageOptions) -> None:
 
 @dataclass
 class PackageJob:
-    """What is known of the model that is packaged; ``model`` is the kind and sha256 of its PyTorch file."""
+    """Model to package.
+
+    Attributes:
+        proto: the ONNX file without its weights.
+        name: name of the models.
+        model: kind and sha256 of its PyTorch file.
+    """
 
     path: Path
-    # without its weights
     proto: onnx.ModelProto
     name: str
     inputs: tuple[TritonPort, ...]
@@ -63,10 +69,14 @@ class PackageJob:
 
 
 def make_job(call: PackageCall) -> PackageJob:
-    """
+    """Read the ONNX file, its inputs and outputs.
+
+    Returns:
+        The job, without its PyTorch model.
+
     Raises:
-        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is
-            none.
+        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the given name
+            is not valid for Triton.
     """
     path = Path(os.path.realpath(call.model_path))
     proto = load_onnx(path, external_data=False)
@@ -85,7 +95,14 @@ def make_job(call: PackageCall) -> PackageJob:
 
 
 def check_target(call: PackageCall) -> Path:
-    """Where the bundle is to stand; refused where something else would be lost."""
+    """Check that the bundle can be written without losing other files.
+
+    Returns:
+        The real path of the bundle's folder.
+
+    Raises:
+        InputError: the folder can't be made; or it holds other files, or a bundle without ``replace``.
+    """
     target = Path(os.path.realpath(call.output))
     path = repr(os.fspath(call.output))
     if not target.parent.is_dir():
@@ -112,7 +129,14 @@ def check_target(call: PackageCall) -> Path:
 
 
 def choose_name(stem: str, given: str | None) -> str:
-    """The models' name: ``given``, or what is safe of the file's."""
+    """Choose the models' name: ``given``, or the file's stem with unsafe characters replaced.
+
+    Returns:
+        A name that Triton takes.
+
+    Raises:
+        InputError: ``given`` is not valid for Triton.
+    """
     safe = triton_config.safe_model_name(stem if given is None else given)
     if given is not None and safe != given:
         raise InputError(
@@ -123,7 +147,14 @@ def choose_name(stem: str, given: str | None) -> str:
 
 
 def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[dict[str, Any]]:
-    """The norms of a report that have a certificate."""
+    """Read the norms of a report that have a certificate.
+
+    Returns:
+        One object for each norm; empty without a report.
+
+    Raises:
+        InputError: the report can't be read, or belongs to another file.
+    """
     if report is None:
         return []
     title = repr(os.fspath(report))
@@ -151,7 +182,14 @@ def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[d
 
 
 def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]:
-    """The samples, the batch dim ("" where there is none) and why there is none."""
+    """Generate the samples, or take the user's.
+
+    Returns:
+        The samples, the batch dim ("" if there is none) and why there is none.
+
+    Raises:
+        InputError: Triton can't batch the file, or the model has other inputs or outputs.
+    """
     from .samples import make_samples_from_file, make_samples_from_model
 
     batch, why = triton_config.find_batch_dim(job.inputs, job.outputs)
@@ -191,7 +229,11 @@ def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]
 
 
 def batch_range(job: PackageJob, batch: str, samples: Samples) -> tuple[int, int, int]:
-    """(min, usual, max) of the batch dim: as recorded at the export, else what the samples hold."""
+    """Find the range of the batch dim.
+
+    Returns:
+        (min, usual, max) as recorded at the export, else from the samples.
+    """
     for spec in read_record(job.proto).get("inputs", ()):
         for dim in spec.shape:
             if batch and dim.name == batch:
@@ -202,10 +244,10 @@ def batch_range(job: PackageJob, batch: str, samples: Samples) -> tuple[int, int
 
 
 def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool) -> None:
-    """
+    """Check that onnxruntime has the kernels to load the ONNX file on the provider that Triton uses.
+
     Raises:
-        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to
-            load.
+        InputError: a kernel is missing, so Triton would refuse to load the file.
     """
     missed = {m.runtime: m.reason for m in judgement.not_run}
     if call.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
@@ -215,10 +257,18 @@ def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool
 
 
 def make_serving(batch: str, why: str | None, call: PackageCall, sizes: tuple[int, int, int]) -> ServingOptions:
-    """How Triton is to batch, ``sizes`` being the (min, usual, max) of the batch dim.
+    """Choose Triton's batching.
+
+    Args:
+        batch: name of the batch dim, "" if there is none.
+        why: why the file can't be batched, or None.
+        sizes: (min, usual, max) of the batch dim.
+
+    Returns:
+        The serving options, with a reason if Triton must not batch.
 
     Raises:
-        InputError: a batch was asked for that the model does not take.
+        InputError: the model does not take the requested batch.
     """
     low, usual, high = sizes
     if not why and low > 1:

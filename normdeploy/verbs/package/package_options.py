@@ -1,4 +1,4 @@
-"""What ``package`` is asked."""
+"""Options and arguments of ``package``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageOptions:
-    """What a bundle holds, and how Triton serves it."""
+    """Options for the content of a bundle, and for serving it with Triton."""
 
-    # What goes into the bundle.
+    # Content of the bundle.
     source: PathLike | None = option_field(
         None,
         "--source",
@@ -42,7 +42,7 @@ class PackageOptions:
         type=list[Path] | None,
     )
 
-    # How Triton serves it.
+    # Serving.
     name: str | None = option_field(None, "--name", "Of the models in the repository; the file's name without it.")
     max_batch: int | None = option_field(
         None, "--max-batch", "For Triton; 0: no batching. Without it what the export recorded.", minimum=0
@@ -50,7 +50,7 @@ class PackageOptions:
     instances: int = option_field(1, "--instances", "Of each model; for engines on each GPU.", minimum=1)
     provider: str = option_field("cpu", "--provider", "Where Triton runs the ONNX file: cpu or cuda.")
 
-    # The evidence, and where it goes.
+    # Evidence.
     report_from: PathLike | None = option_field(
         None,
         "--report-from",
@@ -70,7 +70,7 @@ class PackageOptions:
 
 @dataclass(frozen=True)
 class PackageCall(PackageOptions, LoadingOptions):
-    """What ``package`` is called with."""
+    """Arguments of a call of ``package``."""
 
     onnx_path: Onnx
     output: PathLike
@@ -79,12 +79,12 @@ class PackageCall(PackageOptions, LoadingOptions):
 
     @property
     def model_path(self) -> PathLike:
-        """The ONNX file; a model in memory has become one."""
+        """Return the path of the ONNX file, also for a model that was given in memory."""
         return cast("PathLike", self.onnx_path)
 
     @property
     def sample_sources(self) -> tuple[PathLike | Mapping[str, Any], ...]:
-        """The samples that are given."""
+        """Return the given samples as a tuple."""
         if isinstance(self.feeds, Mapping | str | os.PathLike):
             return (self.feeds,)
         return tuple(self.feeds)

@@ -1,4 +1,4 @@
-"""Prints the files that ``package`` wrote."""
+"""Print the files that ``package`` wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_package(console: Console, made: Package) -> None:
-    """What was written, how Triton is to serve it, and what the runtimes make of the samples."""
+    """Print the bundle, its batching, and the verdicts of the runtimes on the samples."""
     batch = made.serving.max_batch
     if batch:
         served = f"batches of up to {batch}"
@@ -31,13 +31,13 @@ def show_package(console: Console, made: Package) -> None:
 
 
 def show_judgement(console: Console, judgement: Judgement) -> None:
-    """One line for each output and runtime, and what was not run."""
+    """Print a line for each output and runtime, then the runtimes that were not run."""
     table = make_table("output", "runtime", "max abs error", "allowed", "verdict", "worst sample")
     for r in judgement.results:
         cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
         table.add_row(*(Text(escape_line(cell)) for cell in cells), style="" if r else "red")
     console.print(table)
-    # A reason is a sentence, which a column would fold into pieces; a runtime's often holds for all of its outputs.
+    # Reasons are too long for a column. One reason often applies to all outputs of a runtime, so print it once.
     for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
         console.print(Text(escape_line(line), style="red"))
     console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))

@@ -1,4 +1,4 @@
-"""Samples run in every runtime at hand and judged by their bounds (``normdeploy.verbs.package.samples``)."""
+"""Run samples in every installed runtime and judge the outputs by the bounds (``normdeploy.verbs.package.samples``)."""
 
 from __future__ import annotations
 
@@ -33,17 +33,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judgement(Comparison):
-    """What the runtimes make of samples; ``reference`` says where the expected outputs came from."""
+    """Verdicts of the runtimes on the samples.
+
+    Attributes:
+        reference: source of the expected outputs.
+    """
 
     reference: str = Float64Runner.name
 
     @property
     def optimizer_is_wrong(self) -> bool:
-        """onnxruntime fails with its optimizer on, and on the same output passes with it off."""
+        """Return whether an output fails with onnxruntime's optimizer on and passes with it off."""
         right = {r.output for r in self.results if r.runtime == OFF and r}
         return any(r.runtime == ON and not r and r.output in right for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
+        """Describe the verdicts in the values of JSON.
+
+        Returns:
+            The fields of the comparison, and the rule that set the bounds.
+        """
         return super().to_json() | {
             "rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}
         }
@@ -56,11 +65,16 @@ class Judgement(Comparison):
 
 @dataclass
 class _BoundedTally(ErrorTally):
-    """A tally whose bound was recorded."""
+    """Tally of errors with a recorded bound."""
 
     bound: float = 0.0
 
     def allowed_error(self, eager: ErrorTally) -> float:
+        """Return the recorded bound.
+
+        Returns:
+            An absolute error; ``eager`` is ignored.
+        """
         return self.bound
 
 
@@ -75,12 +89,15 @@ def judge_samples(
     """Run every sample in onnxruntime (optimizer off and on, CPU and GPU) and in each engine that can be run here.
 
     Args:
-        runtime_cache: of TensorRT-RTX's engines: True writes what is compiled for this GPU beside each, None reads what
-            lies there, False does neither.
+        runtime_cache: cache of TensorRT-RTX's engines: True writes the kernels compiled for this GPU beside each
+            engine, None reads an existing cache, False does neither.
+
+    Returns:
+        The verdict for each output in each runtime.
 
     Raises:
         GraphError: the ONNX file is broken.
-        InputError: an engine is none.
+        InputError: a file of ``engines`` is not an engine.
     """
     subjects = [inspect_file(file) for file in (path, *engines)]
     candidates, not_run = make_candidates(subjects)
@@ -90,7 +107,7 @@ def judge_samples(
             candidate.make = partial(TrtRunner, candidate.subject.path, runtime_cache)
         if progress is not None:
             progress("run", done, len(candidates))
-        # one at a time is in memory: each may be as large as the model
+        # Keep only one runner in memory: each may be as large as the model.
         with ExitStack() as stack:
             candidate.load(stack)
             for sample in samples.cases:
@@ -117,7 +134,7 @@ def _run_sample(candidate: RuntimeCandidate, sample: Sample, samples: Samples, *
     for output, expected in sample.expected.items():
         value = result.get(output)
         if half and value is not None and is_floating(expected.dtype) and is_floating(value.dtype):
-            # outputs of a half-precision file may have been kept in float32
+            # Outputs of a half-precision file may have stayed float32.
             value = value.astype(expected.dtype)
         tally = candidate.tallies.get((output, sample.kind))
         if tally is None:
@@ -140,7 +157,7 @@ def _matches_expected(sample: Sample, output: str, value: Array) -> Array:
 
 
 def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) -> list[OutputResult]:
-    """What became of one output in one runtime; nothing where it was not run."""
+    """Judge one output in one runtime; return nothing if it was not run."""
     dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
     if candidate.failure:
         return [failed_result(output, candidate.name, dtype, candidate.where, candidate.failure)]
@@ -151,10 +168,14 @@ def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) 
 
 
 def explain_row_dependence(path: Path, samples: Samples) -> str | None:
-    """Why requests can't be joined in one batch, None where nothing speaks against it.
+    """Find out whether requests can be joined into one batch.
 
     The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so
-    they may differ by twice that; by more, the answer for a row depends on the others (a normalization over the batch).
+    they may differ by twice the bound. If they differ by more, the answer for a row depends on the others (a
+    normalization over the batch).
+
+    Returns:
+        Why requests can't be joined, None if no difference was found.
     """
     batches = [
         s

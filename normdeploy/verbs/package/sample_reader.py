@@ -1,4 +1,4 @@
-"""The samples of a bundle, read without trust."""
+"""Read the samples of a bundle as untrusted input."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from .samples import Sample, Samples
 
 
 def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, list[str]]:
-    """The samples whose files are as they were packaged, and a note for each other one.
+    """Read the samples whose files are as they were packaged.
+
+    Args:
+        damaged: paths of files that differ from their hash.
+
+    Returns:
+        The samples, and a note for each one left out.
 
     Raises:
-        InputError: the manifest is malformed, or a file holds other arrays than it says.
+        InputError: the manifest is malformed, or a file holds other arrays than the manifest says.
     """
     inputs = bundle.read_part("inputs", _parse_ports)
     outputs = bundle.read_part("outputs", _parse_ports)
@@ -52,7 +58,7 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
 
 
 def _parse_ports(value: Any) -> dict[str, tuple[str, str]]:
-    """Name -> dtype and key."""
+    """Parse ports of the manifest: name -> dtype and key."""
     return {str(v["name"]): (str(v["dtype"]), str(v["key"])) for v in value}
 
 
@@ -66,7 +72,7 @@ def _read_arrays(
     bundle: EvidenceBundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
 ) -> dict[str, Array]:
     file = bundle.file_path(path)
-    # as `package` writes them they are not compressed
+    # `package` writes them uncompressed, so the arrays are never larger than the file.
     content = read_npz(file, limit=file.stat().st_size)
     arrays = {}
     for name, (dtype, key) in ports.items():

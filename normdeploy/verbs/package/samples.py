@@ -1,18 +1,18 @@
-"""Sample inputs, their expected outputs, and the error that each runtime is allowed. A bundle keeps them.
+"""Make the samples of a bundle: inputs, expected outputs, and the error that each runtime is allowed.
 
-Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
-output may be off by what ``normdeploy.verbs.verify.file_comparison`` allows, plus the half ulp of that rounding:
+If the PyTorch model is given, the expected outputs are its float64 outputs, rounded to the model's type. An output may
+be off by the error that ``normdeploy.verbs.verify.file_comparison`` allows, plus the half ulp of that rounding:
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
-A quantized file may be off besides by what other roundings of its activations and weights would do
+For a quantized file, the bound also includes the effect of other roundings of its activations and weights
 (`verify.quantized_reference`).
 
-Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known
-then, stands how far these outputs move when the inputs and the weights of two and more dims are off by up to one unit
-of the coarsest floating type: what one rounding of the data costs is the scale of what a correct evaluation costs. (Not
-vectors and scalars: an exponent or a factor of a Resize that is off would be another model.) Such expectations can't
-tell that the file itself is wrong, only that a runtime changed.
+Without the model, the expected outputs are onnxruntime's with its optimizer off, and eager's error is not known.
+Instead, the bound uses how far these outputs move when the data are off by up to one unit of the coarsest floating
+type. The data are the inputs and the weights of two and more dims: the effect of one rounding of the data is the scale
+of the error of a correct evaluation. (Vectors and scalars stay: a changed exponent or factor of a Resize would be
+another model.) Such expectations can't show that the file itself is wrong, only that a runtime changed.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ from ..verify.runtime_candidates import HALF_TYPES, input_types
 from .onnx_reference import open_perturbed_runners, perturb_feeds, reference_runner
 from .triton_config import TritonPort
 
-# bytes of samples and expected outputs; the first are kept whatever their size
+# Maximum bytes of samples and expected outputs; the first sample is kept at any size.
 LIMIT = 2**28
-# as many as parity.Ties asks
+# Number of perturbed runs that find ties, as in `compare.rounding_ties`.
 _TIES = 16
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input, and what is expected of it.
+    """Input and its expected outputs.
 
-    ``inputs`` and ``expected`` map names to arrays in the types of the file and of the model. ``free`` tells for
-    integer outputs where the answer hangs on a rounding: True where any is right.
+    Attributes:
+        inputs: name -> array, in the types of the file.
+        expected: name -> array, in the types of the model.
+        free: integer output -> bool array; True marks elements that depend on rounding, so that any value is right.
     """
 
     name: str
@@ -67,13 +69,22 @@ class Sample:
     free: dict[str, Array] = field(default_factory=dict)
 
     def nbytes(self) -> int:
+        """Count the bytes of all arrays.
+
+        Returns:
+            Bytes.
+        """
         return sum(a.nbytes for part in (self.inputs, self.expected, self.free) for a in part.values())
 
 
 @dataclass(frozen=True)
 class Samples:
-    """``bounds``: (output, kind of sample) -> the largest absolute error that passes. ``reference`` says where the
-    expected came from."""
+    """Samples of a bundle with their bounds.
+
+    Attributes:
+        bounds: (output, kind of sample) -> largest absolute error that passes.
+        reference: source of the expected outputs.
+    """
 
     cases: tuple[Sample, ...]
     bounds: dict[tuple[str, str], float]
@@ -90,12 +101,16 @@ def make_samples_from_model(
     inputs: Sequence[NamedInputs] = (),
     progress: Progress | None = None,
 ) -> Samples:
-    """Samples whose expected outputs come from ``model`` in float64.
+    """Make samples whose expected outputs come from ``model`` in float64.
 
     Args:
-        path, proto: the ONNX file that was made of it, and without its weights.
-        batch: the name of the batch dim, which is then 1 in one of the samples.
-        inputs: the user's own; only these are taken then.
+        path: the ONNX file of the model.
+        proto: the same file without its weights.
+        batch: name of the batch dim, which is then 1 in one of the samples.
+        inputs: the user's inputs; if given, no others are used.
+
+    Returns:
+        The samples and the bounds of their outputs.
 
     Raises:
         InputError: the model does not run on an input that it was said to take.
@@ -146,18 +161,21 @@ def make_samples_from_file(
     inputs: Sequence[NamedInputs] = (),
     progress: Progress | None = None,
 ) -> Samples:
-    """Samples whose expected outputs come from onnxruntime with its optimizer off.
+    """Make samples whose expected outputs come from onnxruntime with its optimizer off.
 
     Args:
-        proto: the file at ``path`` without its weights; what it recorded at its export says which inputs are generated.
+        proto: the file at ``path`` without its weights; inputs are generated from the record of its export.
         ports: its inputs.
         batch, inputs: as for ``make_samples_from_model``.
-        largest: batch of a file without a record; 0: not known.
+        largest: largest batch of a file without a record; 0 if unknown.
+
+    Returns:
+        The samples and the bounds of their outputs.
 
     Raises:
         InputError: the file does not run on the inputs, or its outputs are random.
         GraphError: onnxruntime refuses the file.
-        RuntimeUnavailable: it has no kernel for one of its operators.
+        RuntimeUnavailable: onnxruntime has no kernel for one of its operators.
     """
     known = {spec.name: spec for spec in read_record(proto).get("inputs", ())}
     outputs = tuple(v.name for v in proto.graph.output)
@@ -227,7 +245,9 @@ def make_samples_from_file(
 
 
 def _quantization_tolerances(path: Path, feeds: Arrays, weights: bool = False) -> dict[str, float]:
-    """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
+    """Return how far each output of a quantized file may move by other roundings; empty if it has no float64
+    evaluation.
+    """
     told = expected_of(path, feeds, weights)
     if told is None:
         return {}
@@ -258,7 +278,7 @@ def _make_cases(
 
 
 def _spec_of_given_input(port: TritonPort) -> InputSpec:
-    """An input that is given: of its dynamic dims nothing is known but the names."""
+    """Describe an input that the user gives; only the names of its dynamic dims are known."""
     dims = (
         Dim.from_size(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
         for i, d in enumerate(port.shape)
@@ -267,9 +287,14 @@ def _spec_of_given_input(port: TritonPort) -> InputSpec:
 
 
 def _guess_spec(port: TritonPort, batch: str, largest: int) -> InputSpec:
-    """An input that no export described; the range of its batch is 1 to ``largest``."""
+    """Describe an input that no export recorded; the range of its batch is 1 to ``largest``."""
 
     def guess_dim(place: int, size: int | str | None) -> Dim:
+        """Guess the range of a dim.
+
+        Returns:
+            The fixed size, or a range: up to ``largest`` for the batch dim, else the default.
+        """
         if isinstance(size, int):
             return Dim.from_size(size)
         if size and size == batch and largest:
@@ -280,16 +305,16 @@ def _guess_spec(port: TritonPort, batch: str, largest: int) -> InputSpec:
 
 
 def _at_sizes_that_run(model: ModelSignature, unsaid: Sequence[str], runner: Runner) -> ModelSignature:
-    """Return the model with sizes at which it runs, where the usual ones of dims that nothing describes are none.
+    """Return the model with sizes at which it runs, if it fails at the usual sizes of dims that nothing describes.
 
     Raises:
-        InputError: none is found.
+        InputError: no such sizes are found.
     """
     found = find_runnable_sizes(model, unsaid, lambda sizes: can_run(runner.infer, model.samples(0, sizes)))
     dims = {n: Dim(n, found[n], found[n], found[n]) for n in found}
     inputs = tuple(spec.with_ranges_of(dims) for spec in model.inputs)
     at_them = replace(model, inputs=inputs)
-    # The error of the file itself says what it lacks.
+    # If it still fails, raise the file's own error, which names the cause.
     runner.infer(at_them.samples(0))
     return at_them
 
@@ -304,7 +329,7 @@ def _add_sample(samples: list[Sample], sample: Sample, notes: list[str]) -> None
 
 
 def _find_free_integers(whole: RunResult, others: Sequence[RunResult]) -> dict[str, Array]:
-    """Where integer outputs hang on a rounding; outputs without such a place are not named."""
+    """Mark the elements of integer outputs that depend on rounding; outputs without such elements are left out."""
     free = {}
     for name, value in whole.items():
         loose = [np.asarray(other[name] != value) for other in others if other[name].shape == value.shape]
@@ -318,7 +343,7 @@ def _are_equal(one: RunResult, other: RunResult) -> bool:
 
 
 def _largest_difference(one: Array, other: Array) -> float:
-    """Return the largest finite distance, 0 of arrays of different shapes."""
+    """Return the largest finite difference, 0 for arrays of different shapes."""
     if one.shape != other.shape:
         return 0.0
     return float(absolute_difference(one, other, one_sided=0.0).max(initial=0.0))

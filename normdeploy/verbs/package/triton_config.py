@@ -1,18 +1,19 @@
-"""Triton Inference Server's model configuration (``config.pbtxt``), written and read as protobuf text.
+"""Write and read Triton Inference Server's model configuration (``config.pbtxt``) as protobuf text.
 
 The messages below are the part of Triton's ``model_config.proto`` that is written here, with its names and numbers.
 Triton's rules (its documentation, "Model Configuration"):
 
-- With ``max_batch_size`` > 0 every tensor has the batch as its first dim, which ``dims`` leaves out; Triton joins
+- With ``max_batch_size`` > 0 the first dim of every tensor is the batch, which ``dims`` leaves out; Triton joins
   requests along it.
-- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. Where Triton batches,
-  ``reshape`` tells that the model sees none; elsewhere it refuses such a ``reshape`` ("scalar tensors are not
-  supported"), and its backend takes [1] as it is.
-- The backend for onnxruntime compares the outputs' dims with those that onnxruntime infers, which may be sizes where
-  the file states names; there a -1 is refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16 (issue
-  8464 of its server).
+- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. If Triton batches,
+  ``reshape`` removes this dim for the model. Otherwise Triton refuses such a ``reshape`` ("scalar tensors are not
+  supported"), and its backend takes [1] unchanged.
+- The backend for onnxruntime compares the outputs' dims with the dims that onnxruntime infers. These may be sizes even
+  if the file states names; a -1 is then refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16
+  (issue 8464 of its server).
 - ``model_warmup`` repeats one row of data ``batch_size`` times; its files lie in the model's folder ``warmup``.
-- ``optimization.graph.level`` for onnxruntime: unset is everything, 2 is nothing (onnxruntime_backend's README).
+- ``optimization.graph.level`` for onnxruntime: unset means all optimizations, 2 means none (onnxruntime_backend's
+  README).
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ TYPES = {
     "float64": "TYPE_FP64",
     "bfloat16": "TYPE_BF16",
 }
-# backend, platform
+# Runtime -> backend and platform.
 BACKENDS = {
     "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
     "tensorrt": ("tensorrt", "tensorrt_plan"),
 }
 DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-# onnxruntime's optimizer off
+# Graph level that turns onnxruntime's optimizer off.
 UNOPTIMIZED = 2
 
 _ENUMS = {
@@ -85,7 +86,7 @@ _MESSAGES = {
 
 
 def _model_config_class() -> Any:
-    """The class of the message ModelConfig."""
+    """Build the class of the message ModelConfig."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="normdeploy/triton.proto", package="normdeploy", syntax="proto3")
     for name, values in _ENUMS.items():
@@ -117,7 +118,12 @@ ModelConfig = _model_config_class()
 
 @dataclass(frozen=True)
 class TritonPort:
-    """An input or output of a model; each dim is its size, its name, or None where the file says neither."""
+    """Input or output of a model.
+
+    Attributes:
+        dtype: numpy's name, or "bfloat16".
+        shape: for each dim its size, its name, or None if the file states neither.
+    """
 
     name: str
     dtype: str
@@ -129,10 +135,11 @@ class TritonPort:
 
 @dataclass(frozen=True)
 class WarmupRequest:
-    """One request that Triton runs before it announces the model: ``batch_size`` times the row in ``files``.
+    """Request that Triton runs before it announces the model: ``batch_size`` times the row in ``files``.
 
-    ``files`` maps an input to its file in the folder ``warmup`` and ``shapes`` to the row's shape, without the batch.
-    The files hold the elements in C order, little-endian.
+    Attributes:
+        files: input -> its file in the folder ``warmup``, which holds the elements in C order, little-endian.
+        shapes: input -> shape of the row, without the batch.
     """
 
     name: str
@@ -143,10 +150,13 @@ class WarmupRequest:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """How the models of a package are to be served.
+    """Serving of the models of a package.
 
-    ``max_batch`` is 0 where Triton must not batch, and ``reason`` says why. ``preferred`` are batch sizes that engines
-    are best at.
+    Attributes:
+        max_batch: largest batch, 0 if Triton must not batch.
+        preferred: batch sizes that engines run best.
+        instances: number of instances of each model.
+        reason: why Triton must not batch, "" if it may.
     """
 
     max_batch: int
@@ -156,19 +166,26 @@ class ServingOptions:
 
 
 def make_ports(values: Sequence[onnx.ValueInfoProto]) -> tuple[TritonPort, ...]:
-    """
+    """Read inputs or outputs of a graph.
+
+    Returns:
+        A port for each value.
+
     Raises:
-        GraphError: an input or output is no tensor, or has no stated shape.
-        InputError: Triton has no type for it, or takes no such shape.
+        GraphError: an input or output is not a tensor, or has no stated shape.
+        InputError: Triton has no type for it, or does not take its shape.
     """
     return tuple(_make_port(value) for value in values)
 
 
 def output_ports(proto: onnx.ModelProto) -> tuple[TritonPort, ...]:
-    """Return the outputs of ``proto``, with the dims of inputs where inference finds them.
+    """Read the outputs of ``proto``, with the names of input dims if inference finds them.
 
-    tf2onnx and paddle2onnx give each tensor a name of its own for the batch, such as ``unk__7``. A name that no input
-    bears says nothing, and what inference derives from the inputs takes its place.
+    tf2onnx and paddle2onnx give the batch of each tensor its own name, such as ``unk__7``. A name that no input has
+    carries no information, and the name that inference derives from the inputs replaces it.
+
+    Returns:
+        A port for each output.
 
     Raises:
         GraphError, InputError: as ``make_ports``.
@@ -212,8 +229,14 @@ def _make_port(value: onnx.ValueInfoProto) -> TritonPort:
 
 
 def runtime_outputs(file: Path, outputs: Sequence[TritonPort], *, optimize: bool) -> tuple[TritonPort, ...]:
-    """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``:
-    its own optimizer."""
+    """Replace the dims of outputs by those that onnxruntime infers for the file.
+
+    Args:
+        optimize: run onnxruntime's optimizer.
+
+    Returns:
+        The outputs; unchanged if onnxruntime can't load the file.
+    """
     try:
         with OrtRunner(file, optimize=optimize) as runner:
             shapes = runner.output_shapes
@@ -223,8 +246,11 @@ def runtime_outputs(file: Path, outputs: Sequence[TritonPort], *, optimize: bool
 
 
 def find_batch_dim(inputs: Sequence[TritonPort], outputs: Sequence[TritonPort]) -> tuple[str, str]:
-    """The name of the dim that every input and output begins with, or "" and the reason why there is none that Triton
-    could batch."""
+    """Find the dim that every input and output begins with.
+
+    Returns:
+        Its name, or "" and the reason why Triton can't batch.
+    """
     every = [*inputs, *outputs]
     first = {p.name: p.shape[0] if p.shape else None for p in every}
     names = set(first.values())
@@ -239,14 +265,14 @@ def find_batch_dim(inputs: Sequence[TritonPort], outputs: Sequence[TritonPort]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How Triton serves one model.
+    """Triton's configuration of one model.
 
     Args:
-        name: of the model, which is its folder's name too.
+        name: name of the model and of its folder.
         runtime: "onnxruntime" or "tensorrt".
-        gpu: whether instances are put on GPUs.
-        files: compute capability -> file in the version's folder; None: the one file of the default name.
-        optimize: onnxruntime's own optimizer.
+        gpu: run the instances on GPUs.
+        files: compute capability -> file in the version's folder; None: one file of the default name.
+        optimize: run onnxruntime's optimizer.
     """
 
     name: str
@@ -260,7 +286,11 @@ class Config:
     warmups: Sequence[WarmupRequest] = ()
 
     def config_text(self) -> str:
-        """Return the text of ``config.pbtxt``."""
+        """Write the configuration.
+
+        Returns:
+            The text of ``config.pbtxt``.
+        """
         backend, platform = BACKENDS[self.runtime]
         serving = self.serving
         batches = serving.max_batch > 0
@@ -286,10 +316,13 @@ class Config:
 
 
 def parse_config(text: str) -> Any:
-    """The message that a ``config.pbtxt`` says; fields that are not written here are passed over.
+    """Parse a ``config.pbtxt``; fields that are not written here are ignored.
+
+    Returns:
+        A message ModelConfig.
 
     Raises:
-        GraphError: it is no protobuf text.
+        GraphError: the text is not a valid configuration.
     """
     try:
         return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
@@ -298,8 +331,12 @@ def parse_config(text: str) -> Any:
 
 
 def safe_model_name(text: str) -> str:
-    """``text`` as a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", beginning with a
-    letter or digit."""
+    """Make a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", with a letter or digit
+    first.
+
+    Returns:
+        At most 100 characters; "model" if nothing is left of ``text``.
+    """
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9_.-]+", "_", text))[:100].rstrip("._-") or "model"
 
 

@@ -1,4 +1,4 @@
-"""What ``recheck`` reports: one difference between a bundle and its manifest."""
+"""Record one difference between a bundle and its manifest for ``recheck``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class BundleChange:
-    """One thing that is not as it was; ``was`` and ``now`` are in words, "" where there was or is nothing."""
+    """Difference between a bundle and its manifest.
+
+    Attributes:
+        what: kind of thing that changed.
+        was, now: its states in words, "" if it did not or does not exist.
+        worse: it is a regression.
+    """
 
     what: Literal["file", "version", "config", "result", "norm"]
     name: str

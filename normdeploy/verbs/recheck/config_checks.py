@@ -1,4 +1,4 @@
-"""Checks that the configurations of a bundle fit its model."""
+"""Check that the configurations of a bundle fit its model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _BYTES = 16 * 2**20
 
 
 def check_configs(bundle: EvidenceBundle, onnx_file: Path) -> list[BundleChange]:
-    """A change for each configuration that can't be read, or does not fit the ONNX file and what lies beside it."""
+    """Check that each configuration can be read and fits the ONNX file and the files beside it.
+
+    Returns:
+        A change for each configuration that does not.
+    """
     configs = bundle.read_part("configs", lambda value: [str(path) for path in value])
     problems = []
     for path in configs:
@@ -61,8 +65,11 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
 
 
 def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched: bool, exact: bool) -> str:
-    """What is wrong with the statement of one tensor; ``exact``: a size may not stand where the model has a dynamic
-    dim."""
+    """Describe how the statement of one tensor differs from the model, "" if it fits.
+
+    Args:
+        exact: a dynamic dim of the model must not have a fixed size in the configuration.
+    """
     kind = triton_config.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number.get(
         tensor.data_type
     )
@@ -85,7 +92,11 @@ def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched
 
 
 def _describe_missing_file(bundle: EvidenceBundle, folder: PurePosixPath, config: Any) -> str:
-    """What the configuration names and is not there, or has another size."""
+    """Describe a file that the configuration names and that has the wrong size, "" if none.
+
+    Raises:
+        InputError: a named file is missing.
+    """
     models = [pair.value for pair in config.cc_model_filenames] or [config.default_model_filename]
     for name in models:
         bundle.file_path(f"{folder}/1/{name}")

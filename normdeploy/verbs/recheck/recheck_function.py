@@ -1,9 +1,13 @@
-"""Re-verifies a bundle: compares it with its manifest, runs its samples again and flags regressions.
+"""Verify a bundle again: compare it with its manifest, run its samples again and report regressions.
 
-Worse is: a file that differs from its hash, is missing or does not belong there; a configuration that can't be read or
-does not fit the model; an output that passed and fails now, or whose runtime can't be run any more; a norm that is
-gone, or that a runtime had a kernel for and now runs as a function of primitives or refuses. Other versions, smaller or
-larger errors within the bounds and new runtimes are told.
+Regressions are:
+
+- a file that differs from its hash, is missing, or is not part of the bundle;
+- a configuration that can't be read or does not fit the model;
+- an output that passed and fails now, or whose runtime can't run any more;
+- a norm that is gone, or that a runtime had a kernel for and now refuses or runs as a function of primitives.
+
+Other versions, errors that changed within the bounds and new runtimes are reported without counting as regressions.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from ..package.manifest import norms_to_json, results_to_json
 from .bundle_change import BundleChange
 from .config_checks import check_configs
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -39,15 +43,18 @@ if TYPE_CHECKING:
 
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
-# an error that changed by less is the same: two evaluations differ by as much
+# Errors within this factor count as equal: two evaluations differ by as much.
 _TELLING = 2.0
 
 
 @dataclass(frozen=True)
 class Recheck(Renderable):
-    """What ``recheck`` found; true where nothing got worse.
+    """Result of ``recheck``; true if nothing got worse.
 
-    ``judgement`` is what the runtimes make of the samples now, None where none could be run.
+    Attributes:
+        made: when the bundle was made.
+        files: number of files compared.
+        judgement: verdicts of the runtimes on the samples now, None if no sample could run.
     """
 
     path: Path
@@ -63,9 +70,12 @@ class Recheck(Renderable):
         return not any(change.worse for change in self.changes)
 
     def to_json(self) -> dict[str, Any]:
-        """In the values of JSON, of schema ``normdeploy/recheck/1``: ok, name, made (when the bundle was), files
-        (compared), changes (what, name, was, now, worse), parity (as in ``normdeploy.reports.report``, or null), notes,
-        seconds."""
+        """Describe the result in the values of JSON, of schema ``normdeploy/recheck/1``.
+
+        Returns:
+            ok, name, made (date of the bundle), files (number compared), changes (what, name, was, now, worse), parity
+            (as in ``normdeploy.reports.report``, or null), notes, seconds.
+        """
         if self.judgement is None:
             parity = None
         else:
@@ -87,21 +97,24 @@ class Recheck(Renderable):
 def recheck(
     folder: PathLike, *, onnx: PathLike | None = None, trust: Sequence[PathLike] = (), progress: Progress | None = None
 ) -> Recheck:
-    """Compare a bundle with what its manifest says, and run its samples again in every runtime at hand.
+    """Compare a bundle with its manifest, and run its samples again in every installed runtime.
 
-    Nothing in the bundle is believed: no path leads out of it, no link is followed, nothing is unpickled, and samples
-    and engines that differ from their hash are not used. Loading an engine runs what it holds, as it does anywhere:
-    recheck engines of people you trust.
+    Bundles are untrusted input: paths outside the bundle are refused, links are not followed, nothing is unpickled, and
+    samples and engines that differ from their hash are not used. Loading an engine runs the code that it contains, here
+    as anywhere: recheck only engines of people you trust.
 
     Args:
         onnx: a newer ONNX file of the same model, run in place of the bundle's.
         trust: PEM files of public keys: nothing is run unless one of them has signed the bundle as it is.
         progress: called with (stage, done, total).
 
+    Returns:
+        The changes, the verdicts of the runtimes and notes; true if nothing got worse.
+
     Raises:
-        InputError: it is no bundle, its manifest is malformed, or names what is not in it.
+        InputError: the folder is not a bundle, or its manifest is malformed or names missing files.
         GraphError: ``onnx`` is missing or broken.
-        EvidenceError: with ``trust``: the bundle is not signed by such a key, or not as it was signed.
+        EvidenceError: with ``trust``: no such key has signed the bundle, or it has changed since.
         RuntimeUnavailable: with ``trust``: a library is missing.
     """
     start = time.perf_counter()
@@ -113,7 +126,7 @@ def recheck(
     require_hashes(bundle, known)
     newer = None if onnx is None else Path(os.path.realpath(onnx))
     if newer is not None:
-        # one that is broken is no finding about the bundle
+        # A broken newer file raises here; it is not a finding about the bundle.
         load_onnx(newer, external_data=False)
     before = bundle.read_part(
         "results", lambda value: {(str(r["output"]), str(r["runtime"])): RecordedResult.from_json(r) for r in value}
@@ -156,7 +169,11 @@ def _model_path(bundle: EvidenceBundle, path: Any) -> Path | None:
 def _compare_files(
     bundle: EvidenceBundle, known: Mapping[str, tuple[str, int]], progress: Progress | None
 ) -> tuple[list[BundleChange], set[str]]:
-    """What differs from its hash, and the paths that are not to be used."""
+    """Compare the files with their hashes.
+
+    Returns:
+        The differences, and the paths that must not be used.
+    """
     present, links = scan_folder(bundle.root)
     changes = [
         BundleChange("file", path, "", *_describe_special_file(path))
@@ -188,12 +205,12 @@ def _compare_files(
 
 
 def _is_emptied_folder(path: str, known: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether it is a folder of the bundle's own, whose files are told as missing."""
+    """Check that the path is a folder of the bundle, whose files are reported as missing."""
     return path.endswith("/") and any(own.startswith(path) for own in known)
 
 
 def _describe_special_file(path: str) -> tuple[str, bool]:
-    """What something is that is no file, and whether the bundle is worse for it."""
+    """Describe a path that is not a regular file, and whether it makes the bundle worse."""
     if path.endswith("/"):
         return "new: an empty folder", path.startswith(f"{REPOSITORY}/")
     return "a link or special file, which is never opened", True
@@ -216,7 +233,7 @@ def _compare_versions(before: Mapping[str, str]) -> list[BundleChange]:
     ]
 
 
-# (output, runtime) -> what became of it
+# (output, runtime) -> verdict and error.
 _Results = Mapping[tuple[str, str], "RecordedResult"]
 
 
@@ -252,12 +269,19 @@ def _compare_results(
 
 @dataclass(frozen=True)
 class RecordedResult:
+    """Verdict and error of one output in one runtime, as a bundle records them."""
+
     passed: bool
     error: float
     reason: str
 
     @classmethod
     def from_json(cls, value: Any) -> RecordedResult:
+        """Read a result of the manifest or of a judgement.
+
+        Returns:
+            The verdict, the largest absolute error and the reason.
+        """
         return cls(value["verdict"] == "pass", float(value["max_abs_error"]), str(value["reason"]))
 
     def __str__(self) -> str:
@@ -268,7 +292,15 @@ class RecordedResult:
 
 
 def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: str) -> list[BundleChange]:
-    """``otherwise`` is why a result is missing where the judgement does not tell."""
+    """Compare the recorded results with those of now.
+
+    Args:
+        judgement: the results of now, None if nothing could run.
+        otherwise: reason for a missing result that the judgement does not explain.
+
+    Returns:
+        A change for each result that is missing, new, or differs.
+    """
     if judgement is not None:
         now = {(r["output"], r["runtime"]): RecordedResult.from_json(r) for r in results_to_json(judgement)}
     else:
@@ -297,9 +329,14 @@ def _are_alike(one: float, other: float) -> bool:
 
 
 def _compare_norms(bundle: EvidenceBundle, path: Path, progress: Progress | None) -> list[BundleChange]:
-    """Norms that came, went, or that a runtime treats otherwise."""
+    """Find norms that appeared, disappeared, or that a runtime runs differently."""
 
     def read_norms(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
+        """Read norms and the support of each runtime from JSON.
+
+        Returns:
+            (kind, place, tensor) -> (module, runtime -> support).
+        """
         return {
             (str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _as_string_map(n["runtimes"]))
             for n in value

@@ -1,4 +1,4 @@
-"""Prints the findings of ``recheck``."""
+"""Print the findings of ``recheck``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..package.package_tables import print_verdict, show_judgement
 if TYPE_CHECKING:
     from .recheck_function import Recheck
 
-# of changes
+# Maximum number of changes that are printed.
 _ROWS = 200
 
 
 def show_recheck(console: Console, outcome: Recheck) -> None:
-    """What changed, what the runtimes make of the samples now, and the verdict."""
+    """Print the changes, the verdicts of the runtimes on the samples, and the overall verdict."""
     console.print(
         Text(escape_line(f"{outcome.path}: {outcome.name}, made {outcome.made}; {outcome.files} files compared"))
     )
     if outcome.changes:
         table = make_table("changed", "what", "was", "is now")
-        # A manifest may name any number of versions and files; what is worse is told first.
+        # A manifest may name any number of versions and files. Regressions come first.
         first = sorted(outcome.changes, key=lambda change: not change.worse)[:_ROWS]
         for change in first:
             cells = (change.what, change.name, change.was or "–", change.now or "–")

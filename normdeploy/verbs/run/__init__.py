@@ -1,1 +1,1 @@
-"""Runs files and engines once, or keeps them open for many runs."""
+"""Run files and engines once, or keep them open for many runs."""

@@ -1,4 +1,4 @@
-"""Inference itself: a file opened as a runner, and the verb that runs it once on the arrays of an .npz file."""
+"""Open a file as a runner, or run it once on the arrays of an .npz file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ...types import PathLike
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..run.run_options import RunCall, RunnerCall
 
-# torch takes seconds to import
+# torch takes seconds to import.
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
@@ -41,8 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inference(Renderable):
-    """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted,
-    stage -> seconds."""
+    """Result of ``run``.
+
+    Attributes:
+        runner: name of the runner for users.
+        inputs, outputs: name -> "dtype[shape]".
+        arrays: output name -> array.
+        seconds: stage -> seconds.
+    """
 
     runner: str
     inputs: dict[str, str]
@@ -52,7 +58,11 @@ class Inference(Renderable):
     seconds: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a description of the runs, without their arrays."""
+        """Describe the run without its arrays.
+
+        Returns:
+            The runner, and "dtype[shape]" of each input and output.
+        """
         return {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
 
     def show(self, console: Console) -> None:
@@ -63,33 +73,34 @@ class Inference(Renderable):
 
 @take_fields_as_arguments(RunnerCall, onnx="path")
 def open_runner(call: RunnerCall) -> LiveRunner:
-    """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
+    """Load an ONNX file or an engine, told apart by content, ready to run; a context manager.
 
     Args:
-        path: the file, an ONNX model in memory, or what ``export`` gave.
-        provider: "cpu" (the default for an ONNX file) or "cuda"; engines run on a GPU only.
-        device: which GPU.
-        profile_index: which optimization profile of an engine; None takes the first that holds the shapes, at each
-        call.
-        stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
+        path: the file, an ONNX model in memory, or a result of ``export``.
+        provider: "cpu" (the default for an ONNX file) or "cuda"; engines run only on a GPU.
+        device: index of the GPU.
+        profile_index: optimization profile of an engine; None uses the first one that holds the shapes, at each call.
+        stream: the CUDA stream to run on: a torch or cupy stream, its handle, or an object with ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
-        threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
-        runner: a runtime that an installed package brings (`normdeploy.runtimes.third_party_runner`), by its name,
-        in the place of
+        threads: threads of one operator in onnxruntime on the CPU; 0 uses one for each core.
+        runner: name of a runtime from an installed package (`normdeploy.runtimes.third_party_runner`), in place of
             onnxruntime.
-        runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
-            ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
-            another file; False is no cache.
-        weight_budget: bytes of an engine's weights that stay on the GPU, where it was built with weight streaming; None
+        runtime_cache: file for the kernels that TensorRT-RTX compiles when an engine first runs. None reads
+            ``<path>.runtime-cache`` if it exists; True also writes it, as a whole, when the runner is closed; a path
+            names another file; False uses no cache.
+        weight_budget: bytes of an engine's weights that stay on the GPU, if it was built with weight streaming; None
             keeps all.
 
+    Returns:
+        A runner with ``infer`` and ``prepare``; close it, or use it as a context manager.
+
     Raises:
-        InputError: there is no such file, it is neither kind, or the options do not fit it.
-        GraphError: onnxruntime refuses the file, or it has no end.
-        RuntimeUnavailable: a package, a GPU or a kernel is not there.
-        NormdeployError: the engine is not for this GPU or version.
+        InputError: the file does not exist, is neither ONNX nor an engine, or the options do not fit it.
+        GraphError: onnxruntime refuses the file, or it never terminates.
+        RuntimeUnavailable: a package, a GPU or a kernel is missing.
+        NormdeployError: the engine is for another GPU or version.
     """
-    # A model in memory has become a file.
+    # ``take_fields_as_arguments`` has saved a model in memory as a file.
     path = cast(PathLike, call.path)
     if call.provider not in (None, *PROVIDERS):
         raise InputError(f"there is no provider {call.provider!r}; choose one of {', '.join(PROVIDERS)}")
@@ -146,15 +157,18 @@ def run(call: RunCall) -> Inference:
     """Run an ONNX file or an engine once.
 
     Args:
-        source: the file, an ONNX model in memory, or what ``export`` gave.
-        inputs: an .npz file, or name -> array; None generates them from what ``export`` recorded in the file (sizes and
-            values), else from the file's own shapes, or the engine's profile at its usual sizes.
+        source: the file, an ONNX model in memory, or a result of ``export``.
+        inputs: an .npz file, or name -> array; None generates them from the sizes and values that ``export`` recorded
+            in the file, else from the file's own shapes, or from the usual sizes of the engine's profile.
         output: an .npz file for the outputs; generated inputs go to ``<its stem>.inputs.npz`` beside it.
         provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
-        seed: of the generated inputs.
+        seed: seed of the generated inputs.
         runner: as for ``open_runner``.
-        stated_inputs: of an ONNX file, sizes and values of generated inputs: ``ids:int64[2,8]{0:30522}``; values alone
-            are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``, which is given as it is.
+        stated_inputs: sizes and values of generated inputs of an ONNX file: ``ids:int64[2,8]{0:30522}``; values alone
+            are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``, whose array is used unchanged.
+
+    Returns:
+        The output arrays, types and shapes of inputs and outputs, notes and times.
 
     Raises:
         InputError: the inputs do not fit, or can't be generated.
@@ -206,7 +220,7 @@ def run(call: RunCall) -> Inference:
 
 
 def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:
-    """Return inputs as the file's record and the user say them, and notes."""
+    """Generate inputs from the file's record and the user's statements; return them and notes."""
     known = recorded_specs(source)
     if call.stated_inputs:
         known |= parse_input_specs(source, call.stated_inputs)
@@ -217,7 +231,11 @@ def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> 
 
 
 def can_run(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:
-    """Return whether a runner runs on inputs."""
+    """Check that a runner runs on inputs.
+
+    Returns:
+        False if it raises a NormdeployError.
+    """
     try:
         infer(feeds)
     except NormdeployError:
@@ -226,7 +244,10 @@ def can_run(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, An
 
 
 def parse_sizes(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Sizes of dims by name, from texts such as "batch=8" too.
+    """Parse sizes of dims from a mapping or from texts such as "batch=8".
+
+    Returns:
+        Name of a dim -> size.
 
     Raises:
         InputError: a text can't be read, or a size is below 1.
@@ -252,21 +273,25 @@ def _require_distinct(target: Path, sources: list[PathLike]) -> None:
 
 
 def recorded_specs(source: PathLike) -> dict[str, Any]:
-    """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
+    """Read the inputs that the export recorded in a file.
+
+    Returns:
+        Name -> InputSpec; empty for an engine, or a file without a record.
+    """
     if is_engine(source):
         return {}
     try:
         return {spec.name: spec for spec in read_record(load_onnx(source, external_data=False)).get("inputs", ())}
     except GraphError:
-        # onnxruntime runs files that onnx's checker does not know
+        # onnxruntime runs files that onnx's checker rejects.
         return {}
 
 
 def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
-    """Read what ``texts`` say of the inputs of an ONNX file.
+    """Parse the user's statements on the inputs of an ONNX file.
 
     Returns:
-        Input name -> its sizes and values, of the inputs that ``texts`` name.
+        Input name -> its sizes and values, for the inputs that ``texts`` name.
 
     Raises:
         GraphError: the file is broken.
@@ -278,10 +303,10 @@ def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, Input
 
 
 def load_arrays(texts: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read the arrays that ``texts`` name as files.
+    """Load the arrays that ``texts`` name as files.
 
     Returns:
-        Input name -> array, of those inputs that are given by a file.
+        Input name -> array, for the inputs that are given by a file.
     """
     values, _ = parse_input_values(texts, names)
     return {name: value.array for name, value in values.items() if value.array is not None}
@@ -295,13 +320,18 @@ def generate_feeds(
     sizes: Mapping[str, int] | None = None,
     runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Random inputs, and notes where nothing says which sizes or values they may take.
+    """Generate random inputs, and notes on sizes and values that nothing states.
 
     Args:
-        known: name -> InputSpec, of some.
-        profile: the engine's whose usual sizes are taken.
-        sizes: of dynamic dims, by name.
-        runs: whether the model runs on inputs. Sizes that nothing says are such that it does, the usual ones first.
+        specs: inputs of the model.
+        known: name -> InputSpec of some inputs.
+        profile: index of the engine's profile whose usual sizes are used.
+        sizes: name of a dynamic dim -> size.
+        runs: returns whether the model runs on inputs. Unstated sizes are chosen so that it does; the usual ones are
+            tried first.
+
+    Returns:
+        Input name -> array, and notes.
     """
     guessed = list[str]()
     recipes: dict[str, InputSpec] = {}
@@ -325,6 +355,11 @@ def generate_feeds(
         guessed.append(spec.name)
 
     def generate_at_sizes(taken: Mapping[str, int]) -> dict[str, Any]:
+        """Generate the inputs at sizes of the unstated dims.
+
+        Returns:
+            Input name -> array, the same at each call with equal sizes.
+        """
         rng = np.random.default_rng(seed)
         return {name: recipe.sample(rng, {**taken, **(sizes or {})}) for name, recipe in recipes.items()}
 
@@ -345,7 +380,7 @@ def generate_feeds(
 
 
 def _view_bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
-    """numpy's files can't name bfloat16; the two bytes that they hold are what the model's type says."""
+    """View two-byte arrays as bfloat16 if the model's type says so; numpy's files can't name bfloat16."""
     wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
     return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
 

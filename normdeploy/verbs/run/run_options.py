@@ -1,4 +1,4 @@
-"""The options of ``run`` and ``open_runner``."""
+"""Options and arguments of ``run`` and ``open_runner``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _keeps_runtime_cache(mode: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a file is run once."""
+    """Options for running a file once."""
 
     stated_inputs: Sequence[str] = option_field(
         (),
@@ -63,7 +63,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunCall(RunOptions):
-    """What ``run`` is called with."""
+    """Arguments of a call of ``run``."""
 
     source: Onnx
     inputs: PathLike | Mapping[str, Any] | None = None
@@ -72,7 +72,7 @@ class RunCall(RunOptions):
 
 @dataclass(frozen=True)
 class RunnerCall:
-    """What ``open_runner`` is called with."""
+    """Arguments of a call of ``open_runner``."""
 
     path: Onnx
     _: KW_ONLY
@@ -88,7 +88,7 @@ class RunnerCall:
 
     @property
     def only_for_others(self) -> bool:
-        """Whether an option is given that a package's runtime does not take."""
+        """Return whether an option is set that a third-party runtime does not take."""
         is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
         is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
         return bool(is_placed or self.threads or is_of_engines)

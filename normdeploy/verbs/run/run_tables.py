@@ -1,4 +1,4 @@
-"""Prints the outputs of ``run``."""
+"""Print the outputs of ``run``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_inference(console: Console, done: Inference) -> None:
-    """What was run, how long it took, and its arrays."""
+    """Print the runner, its times and the types of its arrays."""
     lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
     lines += [f"  in   {name}  {text}" for name, text in done.inputs.items()]
     lines += [f"  out  {name}  {text}" for name, text in done.outputs.items()]
