@@ -479,7 +479,7 @@ class Arithmetic(Sampler):
         return sizes
 
 
-# most bits of a fraction that is read from its residue: a share of 2^-60 of all residues has one, and the float must
+# Maximum bits of a fraction that is read from its residue: a share of 2^-60 of all residues has one, and the float must
 # agree
 _HEIGHT = 100
 

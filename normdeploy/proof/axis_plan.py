@@ -22,11 +22,11 @@ from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
-# points of an axis that is not summed over
+# Points of an axis that is not summed over
 _FEW = 2
-# points of a summed axis before any degree is known
+# Points of a summed axis before any degree is known
 _FEWEST = 4
-# most points that an axis may need
+# Maximum number of points that an axis may need
 _MOST = 64
 _CUTS = 32
 
@@ -162,7 +162,7 @@ class AxisPlan:
         raise RestartEvaluation
 
     def sample_every_place(self, size: Size) -> None:
-        """Give every axis of this size one point per place, as a kernel needs whose taps differ."""
+        """Give every axis of this size one point per place. Kernels need this, because their taps differ."""
         if size.constant_value is not None and size.constant_value > 1:
             self.join_axes(size, (ONE,) * size.constant_value)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from ..graphs.symbolic_sizes import Size
 
-# counts in the numerator and in the denominator
+# Counts in the numerator and in the denominator
 Pair = tuple[int, int]
-# key of all factors, regardless of their atoms
+# Key of all factors, regardless of their atoms
 ALL = None
-# an atom: factors with a place in it; a pair: sums over it
+# An atom: factors with a place in it; a pair: sums over it
 Key = Size | tuple[str, Size] | None
 
 _NONE: Pair = (0, 0)

@@ -27,16 +27,16 @@ from .proof_errors import EpsilonMismatch, NewPrimeNeeded, NotProved, ProofFailu
 from .resampling import redraw_elements
 from .value import Value
 
-# most evaluations that one proof may start
+# Maximum number of evaluations that one proof may start
 _BEGINNINGS = 500
-# bits of the error probability of an exact certificate
+# Bits of the error probability of an exact certificate
 PROMISED = 80
-# bits of each identity; a certificate may combine several
+# Bits of each identity; a certificate may combine several
 ASKED = PROMISED + 16
-# most bits of a prime
+# Maximum bits of a prime
 LONGEST = 4096
 _PRIMES = 12
-# evaluations after which a radicand that was always a square is refused
+# Evaluations after which a radicand that was always a square is refused
 _UNSEEN = 60
 
 

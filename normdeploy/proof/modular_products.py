@@ -15,17 +15,17 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# bits of a digit
+# Bits of a digit
 _DIGIT = 16
-# most products in one sum
+# Maximum number of products in one sum
 _LONGEST = 2**20
-# widest prime in bits: digits cost its square, and beyond this Python integers are faster
+# Widest prime in bits: digits cost its square, and beyond this Python integers are faster
 _WIDEST = 512
-# below this number of multiplications, digits do not pay off
+# Below this number of multiplications, digits do not pay off
 _FEW = 2000
-# number of float products from which a check for NaN and a new layout cost little
+# Number of float products from which a check for NaN and a new layout cost little
 _MANY = 2**24
-# floats held at a time
+# Floats held at a time
 _HELD = 2**21
 
 

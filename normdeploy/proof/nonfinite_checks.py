@@ -126,17 +126,17 @@ def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequenc
                 )
 
 
-# choices of steps if there are several convolutions
+# Choices of steps if there are several convolutions
 _TURNS = 8
-# largest size at which a zero divisor is tested
+# Largest size at which a zero divisor is tested
 _LARGEST = 4096
-# largest constant whose divisors are enumerated
+# Largest constant whose divisors are enumerated
 _FACTORED = 2**40
-# most choices of sizes to try
+# Maximum number of choices of sizes to try
 _MOST = 2**16
-# most choices of sizes to test
+# Maximum number of choices of sizes to test
 _AT_ONCE = 256
-# values of dims that appear in no divisor; the first two at which all leaves exist are used
+# Values of dims that appear in no divisor; the first two at which all leaves exist are used
 _OTHERS = (3, 16, 128, 1024)
 
 

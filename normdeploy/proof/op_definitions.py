@@ -1,7 +1,7 @@
 """Define the ops that a region may hold on `Value`s, by ONNX's definitions (https://onnx.ai/onnx/operators): the closed
 language of proofs.
 
-Values with elements are evaluated here. Integers (shapes, axes) are numpy arrays, with dtype object if they hold
+This module evaluates values with elements. Integers (shapes, axes) are numpy arrays, with dtype object if they hold
 `Size`s. An op that is not in the table is refused by its name, and so is a form of an op that is not algebraic.
 `normdeploy.proof.lemmas` holds the ops that need a lemma.
 """
@@ -24,7 +24,7 @@ from .interpreter import ProofInterpreter
 from .proof_errors import NotProved, ProofFailure
 from .value import Logarithm, Magnitude, Value, axis_identity
 
-# most summands; a norm has two or three
+# Maximum number of summands; a norm has two or three
 _MANY = 64
 Inputs = Sequence[Any]
 Attrs = Mapping[str, Any]

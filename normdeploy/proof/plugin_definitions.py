@@ -1,9 +1,10 @@
 """Define this project's kernels on `Value`s: the file's nodes are proved to equal these before a plugin replaces them.
 
 A kernel is defined by its float64 reference in `normdeploy_plugins`, which its tests compare it with. The definitions
-here use the norm definitions (`normdeploy.norms`); tests/proof/test_plugin_definitions.py compares both. A definition
-is called with (machine, inputs, attributes) and returns its outputs. Gamma and beta hold one value per element of a
-row, or per channel, in any shape.
+in this module use the norm definitions (`normdeploy.norms`); tests/proof/test_plugin_definitions.py compares both.
+
+A definition is called with (machine, inputs, attributes) and returns its outputs. Gamma and beta hold one value per
+element of a row, or per channel, in any shape.
 """
 
 from __future__ import annotations
@@ -54,14 +55,29 @@ class _KernelInterpreter(ValueInterpreter):
         self._ddof = ddof
 
     def make_epsilon(self, value: float, like: Value) -> Value:
+        """Evaluate the stored epsilon.
+
+        Returns:
+            a value without axes.
+        """
         return self.make_scalar(value, like)
 
     def mean_square(self, d: Value, axes: Sequence[int]) -> Value:
+        """Divide the sum of squares by n − ddof.
+
+        Returns:
+            the quotient, with the reduced axes of size 1.
+        """
         m = self._m
         places = [axis % len(d.axes) for axis in axes]
         return m.div(m.sum_over(m.mul(d, d), places), m.sub(m.count(d, places), m.number(self._ddof)))
 
     def reshape_per_channel(self, v: Value, x: Value) -> Value:
+        """Align a parameter of any shape with axis 1 of ``x``.
+
+        Returns:
+            ``v`` as one axis, followed by axes of size 1.
+        """
         return _channel_parameter(v, x)
 
 
@@ -110,7 +126,7 @@ def _add_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> t
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
-# values of ``to`` in plugin nodes, by index
+# Values of ``to`` in plugin nodes, by index
 _NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")
 
 
@@ -165,7 +181,7 @@ def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs
     return (scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
 
 
-# values of ``activation`` in plugin nodes
+# Values of ``activation`` in plugin nodes
 NONE, RELU, SILU = range(3)
 
 

@@ -21,10 +21,10 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..storage.onnx_domains import STANDARD
 
-# most terms of one polynomial
+# Maximum number of terms of one polynomial
 _TERMS = 32
 _DEGREE = 8
-# most nodes between x and y
+# Maximum number of nodes between x and y
 _NODES = 24
 
 # (power of x, power of s) -> coefficient; no coefficient is 0

@@ -19,9 +19,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 BITS = 160
-# rounds of Miller-Rabin: a composite candidate passes with a probability of at most 4^-24
+# Rounds of Miller-Rabin: a composite candidate passes with a probability of at most 4^-24
 _WITNESSES = 24
-# most cached roots
+# Maximum number of cached roots
 _KEPT = 4096
 _SMALL = tuple(q for q in range(3, 400, 2) if all(q % d for d in range(3, q, 2)))
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from .proof_errors import NotProved, ProofFailure
 
-# most operations of one proof: a third of a minute on a core of 2024
+# Maximum number of operations of one proof: a third of a minute on a core of 2024
 MOST = 2 * 10**10
-# most elements of one tensor in the field: half a gigabyte of Python integers
+# Maximum number of elements of one tensor in the field: half a gigabyte of Python integers
 ELEMENTS = 2**22
-# most elements of one tensor in floats: half a gigabyte
+# Maximum number of elements of one tensor in floats: half a gigabyte
 FLOATS = 2**26
 _EACH = 700
-# bits of a digit
+# Bits of a digit
 _DIGIT = 30
 
 

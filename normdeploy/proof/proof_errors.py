@@ -11,21 +11,21 @@ from ..graphs.symbolic_sizes import Size
 class ProofFailure(Enum):
     """Reason why nothing was proved."""
 
-    # an op is no algebra, and no lemma shows that it does nothing there
+    # An op is not algebraic, and no lemma shows that it does nothing there
     OP = auto()
-    # sizes are not shown to be equal, or are used in a way that is no polynomial
+    # Sizes are not shown to be equal, or their use is not polynomial
     SIZE = auto()
-    # elements are regrouped in an unsupported way
+    # Elements are regrouped in an unsupported way
     LAYOUT = auto()
-    # the root of a value that may be negative, or a division by one that may be zero
+    # The root of a value that may be negative, or a division by one that may be zero
     SIGN = auto()
-    # the sides are different functions
+    # The sides are different functions
     DIFFERS = auto()
-    # the nodes before the rewrite give a NaN or Inf that the nodes after do not
+    # The nodes before the rewrite give a NaN or Inf that the nodes after do not
     HIDDEN = auto()
     # a stored parameter is not the exact one, rounded
     STORED = auto()
-    # the prover gave up
+    # The prover gave up
     LIMIT = auto()
 
 

@@ -17,7 +17,7 @@ from .equivalence import Equivalence
 from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
-# axes of equal size get distinct symbols from this size on
+# Axes of equal size get distinct symbols from this size on
 _ALIKE = 8
 # From this number of equal axes along a leaf, distinct symbols pay off at any length: k equal axes take (d + k + 1)^k
 # points, with d the degree, and as many roots.

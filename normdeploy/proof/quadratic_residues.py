@@ -18,7 +18,7 @@ class ResidueCharacters:
     """Span of the sets of elements of one radicand that were seen to be nonsquares."""
 
     def __init__(self) -> None:
-        # highest element -> a set as a bit mask
+        # Highest element -> a set as a bit mask
         self._basis: dict[int, int] = {}
         self._different = 0
 

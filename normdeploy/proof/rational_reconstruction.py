@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-# most elements of a constant that may be read as a fraction
+# Maximum number of elements of a constant that may be read as a fraction
 FEW = 4
 
 

@@ -10,7 +10,7 @@ from ..graphs.symbolic_sizes import AxisSize
 from .interpreter import RandomDraws
 from .proof_errors import RedrawRows
 
-# redraws of one kind; each halves the number of bad rows
+# Redraws of one kind; each halves the number of bad rows
 _ROUNDS = 24
 
 

@@ -25,9 +25,9 @@ from .proof_errors import NotProved, ProofFailure
 from .quadratic_residues import ResidueCharacters
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
-# from this size on, the digest of a constant takes longer than its use
+# From this size on, the digest of a constant takes longer than its use
 _LARGE = 2**12
-# draws evaluated together: two fix a scale and shift, the others test it; in floats, the last draw is zero
+# Draws evaluated together: two fix a scale and shift, the others test it; in floats, the last draw is zero
 DRAWS = 4
 
 

@@ -27,17 +27,17 @@ from .nonfinite_checks import Pattern, evaluate_in_floats
 from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 from .value import Value
 
-# tolerance of the float64 evaluation of both sides; half an ulp of float32 is 2^-25 or more
+# Tolerance of the float64 evaluation of both sides; half an ulp of float32 is 2^-25 or more
 _CLOSE = 2.0**-34
-# tolerance in long doubles, used if a parameter is stored in float64
+# Tolerance in long doubles, used if a parameter is stored in float64
 _CLOSER = 2.0**-46
-# tolerance if constants before the rewrite are float32 roundings: values measured with them are off by a few ulp
+# Tolerance if constants before the rewrite are float32 roundings: values measured with them are off by a few ulp
 _READ = 2.0**-21
-# tolerance relative to the sum of the terms' magnitudes: float64 loses a few ulp of that for each term
+# Tolerance relative to the sum of the terms' magnitudes: float64 loses a few ulp of that for each term
 _TERMS = 2.0**-40
-# tolerance of an epsilon, a quotient of differences in float64
+# Tolerance of an epsilon, a quotient of differences in float64
 _SOLVED = 2.0**-40
-# half of the smallest subnormal
+# Half of the smallest subnormal
 _LEAST = {
     "float64": 2.0**-1075,
     "float32": 2.0**-150,

@@ -14,7 +14,7 @@ from .degree import ZERO, Degree
 
 Array = np.ndarray[Any, Any]
 
-# sign at every real input, as far as the structure shows; NEGATIVE: unknown
+# Sign at every real input, as far as the structure shows; NEGATIVE: unknown
 NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2
 
 

@@ -1,1 +1,2 @@
-"""Norms written in their best form: the driver, its steps (fuse, fold, join) and the certificate of each."""
+"""Rewrite norms in their best form: the driver, its transforms (fuse, fold, join) and the certificate of each
+rewrite."""
