@@ -245,7 +245,8 @@ class AxisPlan:
     def require_degree(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
         """Require enough points for an identity of this degree in the places of each atom.
 
-        If axes are joined, a place belongs to several atoms, so the total degree counts for each atom.
+        If axes are joined, or ``displaced`` is set, a place belongs to several atoms, so the total degree counts for
+        each atom.
 
         Args:
             degrees: degree by atom, and the total under ``ALL``.

@@ -1,5 +1,6 @@
-"""Define norm ops outside standard ONNX on `Value`s, from `normdeploy.norms.interpreter`; expansions are proved against
-these.
+"""Define norm ops outside standard ONNX on `Value`s, from `normdeploy.norms.interpreter`.
+
+Expansions of these ops are proved against these definitions.
 
 A definition is called with (machine, inputs, attributes, opset, number of outputs) and returns the outputs. Inputs are
 `Value`, `Indices` or `Table`; None if omitted.

@@ -207,8 +207,7 @@ def _flatten_slots(m: ProofInterpreter, x: Array, slots: range, source: Atoms) -
 
 
 def _split_places_and_taps(m: ProofInterpreter, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
-    """Split the axis that `_take_points` made into the atoms of the output's places and, as last axes, those of the
-    taps."""
+    """Split the axis made by `_take_points` into the atoms of the output's places and, at the end, of the taps."""
     first, last = ([m.plan.point_count(atom) for atom in atoms] for atoms in (places, tap))
     y = x.reshape(*x.shape[:at], *first, *last, *x.shape[at + 1 :])
     ends = range(at + len(first), at + len(first) + len(last))

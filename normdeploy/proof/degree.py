@@ -1,5 +1,4 @@
-"""Count how many places of an atom a monomial names at most; the count gives the number of points that prove an
-identity.
+"""Count how many places of an atom a monomial names at most, which gives the number of points for a proof.
 
 docs/certificates.md has the lemma (few points). Two counts bound the number of places:
 
@@ -27,8 +26,10 @@ _NONE: Pair = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """Degree by atom and in total, for numerator and denominator. When multiplied out, a sum over an atom names one of
-    its places."""
+    """Degree by atom and in total, for numerator and denominator.
+
+    When multiplied out, a sum over an atom names one of its places.
+    """
 
     counts: Mapping[Key, Pair]
 

@@ -76,7 +76,7 @@ class Identity:
     def security_bits(self) -> int:
         """Return the b for which the error probability is at most 2^-b.
 
-        The probability is 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters and is
+        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters and is
         less than 2^16 times the counted degree. The choice of p adds less than that (docs/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
@@ -154,7 +154,7 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
         the bits of a prime that is long enough for the number of roots (`Identity.lost_bits`).
 
     Raises:
-        NotProved: the roots need a prime of more than `LONGEST` bits.
+        NotProved: an input has more than `LONGEST` roots, or the proof is too large.
     """
     plan.learning, rooted = True, dict[Atoms, bool]()
     for _ in range(_BEGINNINGS):

@@ -105,8 +105,7 @@ class ProofInterpreter(Arithmetic):
         return e
 
     def inverse(self, y: Value) -> Value:
-        """Invert as `Arithmetic.inverse` does. For a divisor √V + ε, solve for the exact epsilon, as for a radicand V +
-        ε.
+        """Invert as `Arithmetic.inverse` does, and solve a divisor √V + ε for the exact epsilon, like a radicand V + ε.
 
         Returns:
             1/y.

@@ -19,11 +19,12 @@ Array = np.ndarray[Any, Any]
 _DIGIT = 16
 # Maximum number of products in one sum
 _LONGEST = 2**20
-# Widest prime in bits: digits cost its square, and beyond this Python integers are faster
+# Widest prime in bits for digits. Their cost grows with the square of the width, and Python integers are faster beyond
+# this.
 _WIDEST = 512
-# Below this number of multiplications, digits do not pay off
+# Number of multiplications below which digits do not pay off
 _FEW = 2000
-# Number of float products from which a check for NaN and a new layout cost little
+# Number of float products above which a check for NaN and a new layout cost little
 _MANY = 2**24
 # Floats held at a time
 _HELD = 2**21

@@ -1,5 +1,6 @@
-"""Define the ops that a region may hold on `Value`s, by ONNX's definitions (https://onnx.ai/onnx/operators): the closed
-language of proofs.
+"""Define the ops that a region may hold on `Value`s: the closed language of proofs.
+
+The definitions are ONNX's (https://onnx.ai/onnx/operators).
 
 This module evaluates values with elements. Integers (shapes, axes) are numpy arrays, with dtype object if they hold
 `Size`s. An op that is not in the table is refused by its name, and so is a form of an op that is not algebraic.

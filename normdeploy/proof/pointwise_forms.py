@@ -337,8 +337,10 @@ def _min_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
 
 
 def _clamp_form(reader: _PointwiseReader, t: gs.Tensor, low: Fraction, high: Fraction) -> RationalFunction:
-    """Read t clamped between two numbers as low + (high − low)·s, with s = (t − low)/(high − low) clamped between 0 and
-    1."""
+    """Read t clamped between two numbers as low + (high − low)·s.
+
+    s is (t − low)/(high − low) clamped between 0 and 1.
+    """
     if not low < high:
         raise NoNormalForm
     inner = (reader.read_value(t) + ONE.scale(-low)).scale(1 / (high - low))

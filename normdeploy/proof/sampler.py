@@ -1,5 +1,4 @@
-"""Create the inputs of an evaluation: leaves, constants and sizes at a few points of each axis, in the field and as
-floats."""
+"""Create leaves, constants and sizes of an evaluation at a few points of each axis, in the field and as floats."""
 
 from __future__ import annotations
 

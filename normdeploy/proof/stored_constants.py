@@ -1,5 +1,4 @@
-"""Compare the constants that a rewrite computed with the stored ones: each stored number is the exact one, rounded
-once.
+"""Check that each number that a rewrite computed is stored as the exact one, rounded once.
 
 A rewrite may compute gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w). For these, the field shows before =
 A·after + B for each element, with A and B independent of the input. This module checks the numbers: with the parameters
@@ -197,8 +196,10 @@ def check_stored_bytes(sides: Equivalence) -> None:
 
 
 def _is_rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
-    """Return True if ``stored`` is ``exact`` rounded to nearest, as IEEE defines it; ml_dtypes rounds to bfloat16 in
-    two steps."""
+    """Return True if ``stored`` is ``exact`` rounded to nearest, as IEEE defines it.
+
+    ml_dtypes rounds to bfloat16 in two steps.
+    """
     if stored.dtype not in (np.float16, np.float32, np.float64):
         return False
     with np.errstate(all="ignore"):

@@ -1,2 +1,1 @@
-"""Rewrite norms in their best form: the driver, its transforms (fuse, fold, join) and the certificate of each
-rewrite."""
+"""Rewrite norms in their best form: the driver, the transforms (fuse, fold, join) and the certificates."""

@@ -1,5 +1,6 @@
-"""Check that a standard node of an activation is accurate: onnxruntime runs both sides at inputs where the activation
-acts.
+"""Check that a standard node of an activation is accurate.
+
+onnxruntime runs both sides at inputs where the activation acts.
 
 αx + β cancels if |β| is large. An example clamps a time of day to one day: (clip(x, lo, hi) − lo)/(hi − lo) is exact to
 an ulp. HardSigmoid with α = 1/(hi − lo) and β = −lo/(hi − lo) loses all digits that lo and hi share. The rule is that

@@ -1,5 +1,6 @@
-"""Replace an activation spelled in simple ops by its standard node: GELU in both forms, SiLU, HardSwish, HardSigmoid,
-Tanh, Softsign.
+"""Replace an activation spelled in simple ops by its standard node.
+
+The activations are GELU in both forms, SiLU, HardSwish, HardSigmoid, Tanh and Softsign.
 
 **Which.** The normal form (`normdeploy.proof.pointwise_forms`) must be that of the standard op's definition
 (https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are irrational: a file's constant

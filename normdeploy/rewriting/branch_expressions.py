@@ -1,10 +1,11 @@
 """Express the weight of merged parallel branches, with the two lemmas that its proof needs.
 
 **Displacements.** Let e = t·dilation − pad. For the output at place s, tap t of a convolution reads the input at place
-s·stride + e, or a zero if there is none. So two taps with the same stride and e read the same numbers, if their inputs
-and numbers of outputs agree, whichever kernels they belong to: one linear map G_e of the places. With stride 1, e = 0
-and as many outputs as inputs, G_e is the identity. Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which
-there is a place. ∎
+s·stride + e, or a zero if there is none. Two taps with the same stride and e then read the same numbers, in whichever
+kernels they are, if their inputs and numbers of outputs agree. So each e gives one linear map G_e of the places. With
+stride 1, e = 0 and as many outputs as inputs, G_e is the identity.
+
+Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎
 
 In the field, G_e is a matrix of random elements for each e (`normdeploy.proof.convolutions`), or the identity as above.
 An identity that holds for all such matrices holds for these. Each tap has its own point, and so has each zero around a
@@ -41,8 +42,7 @@ from ..proof.value import Array, Value
 
 @dataclass(frozen=True)
 class BranchExpression:
-    """Branch of a merged convolution: ``sign`` times a convolution, or times the scale and shift of the input in
-    ``chain``.
+    """Branch of a merged convolution, with its sign: a convolution, or the scale and shift of the input.
 
     Attributes:
         sign: 1 or −1.

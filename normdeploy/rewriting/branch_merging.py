@@ -1,5 +1,6 @@
-"""Merge parallel branches of one input that are added into one convolution: the reparameterization of RepVGG, MobileOne
-and FastViT.
+"""Merge parallel branches of one input, added up, into one convolution.
+
+RepVGG, MobileOne and FastViT call this reparameterization:
 
     (W₁·x + c₁) ± (W₂·x + c₂) = (P₁W₁ ± P₂W₂)·x + (c₁ ± c₂)          (Ding et al., 2021, arXiv:2101.03697)
     (W·x + c) ± (a·x + b)     = (W ± P·diag(a))·x + (c ± b)

@@ -238,7 +238,7 @@ def _named_lengths(
 ) -> dict[int, Size]:
     """Return the lengths along leaves and constants with a symbol each, in order of appearance.
 
-    Lengths that integers in the region may name, and numbers of taps, are left out.
+    Lengths below `_LONG`, lengths that integers in the region may name, and numbers of taps are left out.
     """
     lengths = dict[int, None]()
     taps = set[int]()

@@ -1,5 +1,6 @@
-"""Compute nodes with constant inputs once (`normdeploy.recognition.constant_subgraphs`), and report the norms among
-them.
+"""Compute nodes with constant inputs once, and report the norms among them.
+
+`normdeploy.recognition.constant_subgraphs` finds these nodes.
 
 Each result is evaluated in float64 and rounded once to its type in the file; nodes that only move numbers keep them bit
 for bit. The file grows by a few small constants at most. A stored result counts against the weights that become unused.

@@ -243,7 +243,7 @@ def _scale_factors(share: FoldShare) -> np.ndarray:
 def rescaled_parts(
     graph: Graph, share: FoldShare, codes: _StoredCodes
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | Refusal:
-    """Compute codes, scales and attributes of the DequantizeLinear that replaces the weight's one.
+    """Compute codes, scales and attributes of the DequantizeLinear that replaces that of the weight.
 
     Returns:
         (codes, scales, attributes), or the refusal if the codes cannot express the weight.

@@ -86,7 +86,7 @@ def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
 
 
 def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset: int) -> MakeTrial:
-    """Build the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
+    """Build the function that makes the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
 
     Args:
         scale: the constant scale; None if it is 1 + s with s the second leaf.

@@ -189,8 +189,7 @@ def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shi
 
 
 def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) -> RunChain | None:
-    """Build a function that runs the chain node by node, at one place per draw; None if it needs the sizes in the
-    file."""
+    """Build a function that runs the chain node by node, at one place per draw; None if it needs the file's sizes."""
     rank = max(chain.scale.ndim, 1)
     along = next((i for i in range(rank) if i != axis), None)
     if along is None:

@@ -341,17 +341,17 @@ class BaselineModel:
     ) -> ModelDifference | None:
         """Find the first difference that rounding does not explain.
 
-        Digits that onnxruntime's one-pass GroupNormalization loses do not count as a difference between the models: each
-        rewrite's own trial measures them. They are noted.
+        Digits that onnxruntime's one-pass GroupNormalization loses do not count as a difference: each rewrite's own
+        trial measures them. They are noted.
 
         Args:
             after: the model to compare.
             only: compare at these sizes only; None for all.
-            gains: a certificate states that an infinite input gives NaN instead of a number, so that does not count
-                at inputs with Inf.
+            gains: a certificate states that an infinite input gives NaN instead of a number, so that this does not
+                count at inputs with Inf.
 
         Returns:
-            the difference; None if there is none.
+            the difference; None if rounding explains all.
         """
         found = self._first_difference(after, only, gains=gains)
         if found is not None and not found.fails:

@@ -153,8 +153,7 @@ def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, fail
 def _smaller_candidates(
     graph: Graph, root: gs.Node, around: RootCandidate, norm: Norm, certificate: Certificate | None
 ) -> list[RootCandidate]:
-    """Shrink a candidate by the part that could not be proved: a scale and a shift before the norm, an activation after
-    it."""
+    """Shrink a candidate by the part without proof: a scale and shift before the norm, an activation after it."""
     xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
     ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
     culprit = next(
@@ -236,8 +235,10 @@ def _best_reading(
 
 
 def _cut_back_candidate(graph: Graph, norm: Norm, around: RootCandidate) -> RootCandidate | None:
-    """Cut the candidate back to an inner tensor of x's shape that other nodes read too: it may be the norm that they
-    share."""
+    """Cut the candidate back to an inner tensor of x's shape that other nodes read too.
+
+    That tensor may be the norm that they share.
+    """
     inside = {id(n) for n in norm.region.nodes}
     for i, y in enumerate(around.ys):
         if y is norm.y:
@@ -291,8 +292,10 @@ def _norm_finding(
 
 
 def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding | None:
-    """Build a finding from the most informative refusal, the innermost clear one; None if no two ends around the root
-    match."""
+    """Build a finding from the most informative refusal, the innermost clear one.
+
+    Returns None if no two ends around the root match.
+    """
     root = search.root
     wanted = search.target.wanted
     clear = [(r, norm) for r, norm in refusals if r.clarity]

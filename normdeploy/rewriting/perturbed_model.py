@@ -1,5 +1,4 @@
-"""Run a model in onnxruntime with perturbed parameters, inputs and reductions, to see the effect of rounding on its
-results.
+"""Run a model in onnxruntime with perturbed parameters, inputs and reductions, to see the effect of rounding.
 
 Reductions are perturbed because nothing else moves x − mean off zero in a constant row. That difference is then divided
 by √epsilon alone, for example in an instance norm of one place.
@@ -209,8 +208,7 @@ def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) 
 
 
 def _has_few_digits(value: np.ndarray) -> bool:
-    """Return True for a single number of at most `_DIGITS` binary digits, which every floating-point type
-    represents."""
+    """Return True for one number of at most `_DIGITS` binary digits, which every floating-point type represents."""
     if value.size != 1 or value.dtype.kind in "biuSOU":
         return False
     number = float(value.reshape(-1)[0])

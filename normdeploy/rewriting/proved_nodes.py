@@ -1,8 +1,7 @@
-"""Check that the file holds the proved nodes: each node that a rewrite wrote, with its attributes and the bytes of its
-constants.
+"""Check that the file holds the proved nodes, with their attributes and the bytes of their constants.
 
-A certificate applies to nodes as they were at the proof. A seal records them then, and is searched in the file at the
-end. This detects an epsilon that was changed since, or an array stored in another order.
+A certificate applies to nodes as they were at the proof. A seal records each node then, and is searched for in the
+final file. This detects an epsilon that was changed since, or an array stored in another order.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
     """Propose to join ``node``, a QuantizeLinear or a Cast, with the norm before it. This changes the norm's finding.
 
     Returns:
-        the proposal; a remark with the reason if it is not possible; None if there is no norm before.
+        the proposal; a remark with the reason if it is not possible; None without a norm before.
     """
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None

@@ -1,5 +1,7 @@
-"""Define the options of a rewriting and its ledger: one entry per norm, with the steps that changed the graph for
-it."""
+"""Define the options of a rewriting and its ledger.
+
+The ledger has one entry per norm, with the steps that changed the graph for it.
+"""
 
 from __future__ import annotations
 
@@ -173,8 +175,10 @@ class RewriteLedger:
         self._behind[tensor] = entries
 
     def has_same_finding(self, finding: Finding) -> bool:
-        """Return True if the same norm already has this finding: a norm may hold two roots (‖x‖₂ and the root of its
-        square)."""
+        """Return True if the same norm already has this finding.
+
+        A norm may hold two roots (‖x‖₂ and the root of its square).
+        """
         entry = self.entry_of(finding.tensor)
         return entry is not None and finding.status in ("undone", "refused") and entry.finding == finding
 

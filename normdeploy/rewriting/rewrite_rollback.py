@@ -1,8 +1,8 @@
 """Compare the whole model before and after, which no single certificate covers, and take back the rewrite to blame.
 
 Both are compared once (`normdeploy.rewriting.model_comparison`). If they differ, the model is rebuilt with fewer and
-fewer steps until the step is found with which the difference starts. That step is omitted, and the search continues
-until there is no difference.
+fewer steps, which finds the step at which the difference starts. That step is omitted, and the search continues until
+both models agree.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Build the inputs on which onnxruntime measures a rewrite's accuracy: one case per rewrite, every pattern in some
-group.
+"""Build the inputs on which onnxruntime measures a rewrite's accuracy.
+
+There is one case per rewrite, with every pattern in some group.
 
 Proofs do not depend on them (`normdeploy.proof`). They are chosen to show cancellation, small variances and large
 numbers.

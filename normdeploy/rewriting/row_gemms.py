@@ -38,7 +38,7 @@ def propose_row_gemm(graph: Graph, node: gs.Node, target: RewriteTarget) -> Prop
     """Propose to write the layer that starts at the MatMul ``node`` as Reshape, Gemm, Reshape.
 
     Returns:
-        the proposal; None if there is no such layer or the runtime does not benefit.
+        the proposal; None if ``node`` starts no such layer or the runtime does not benefit.
     """
     if target.wanted.runtime != USUAL or not target.wanted.rows or graph.opset < _OPSET:
         return None

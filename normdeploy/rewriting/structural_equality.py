@@ -1,7 +1,7 @@
-"""Compare the body of an own op with the nodes that it replaces: the same ops and attributes on the same tensors, in
-order.
+"""Compare the body of an own op with the nodes that it replaces.
 
-Nothing is evaluated, so non-algebraic ops are allowed.
+They are equal if they have the same ops and attributes on the same tensors, in order. Nothing is evaluated, so
+non-algebraic ops are allowed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Admit clamps: a clamp from below by zero or less does not change a sum of squares, and a root clamped above zero is
-positive.
+"""Admit clamps of sums of squares and of roots.
+
+A clamp from below by zero or less does not change a sum of squares, and a root clamped above zero is positive.
 
 **Lemma.** Let t(x) ≥ 0 for every real input x and c ≤ 0. Then max(t, c) = t.
 
