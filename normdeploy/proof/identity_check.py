@@ -76,8 +76,8 @@ class Identity:
     def security_bits(self) -> int:
         """Return the b for which the error probability is at most 2^-b.
 
-        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters and is
-        less than 2^16 times the counted degree. The choice of p adds less than that (docs/certificates.md).
+        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters
+        and is less than 2^16 times the counted degree. The choice of p adds less than that (docs/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
 

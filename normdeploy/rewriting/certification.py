@@ -273,7 +273,8 @@ def _constants_key(
 ) -> tuple[object, ...]:
     """Build a key of all properties of constants that a proof may read, besides the regions' templates.
 
-    It is equal for rewrites that differ only in the elements of their larger constants, if the same of these are equal.
+    It is equal for rewrites that differ only in the elements of their larger constants, if the same constants have
+    equal elements in both.
     """
     classes: dict[object, int] = {}
     told: list[object] = []

@@ -162,10 +162,10 @@ def stated_affine(
 
 
 def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shifted: bool) -> RunChain:
-    """Compute a chain that cannot be evaluated alone in a closed form.
+    """Build a closed form for a chain that cannot be run node by node.
 
     Args:
-        shifted: use a·z + b instead of (z + b/a)·a, the most accurate form.
+        shifted: True for a·z + b; False for (z + b/a)·a, its most accurate form.
 
     Returns:
         a function of z.

@@ -285,7 +285,7 @@ class BaselineModel:
         """Run the model before at inputs where its constants act, and at NaN and Inf.
 
         The model may reject such inputs (an index beyond a table); then they are not compared. If a run takes more than
-        a part of ``budget``, it is skipped.
+        a part of ``budget``, it is skipped, with a note.
 
         Returns:
             the seconds that this took.

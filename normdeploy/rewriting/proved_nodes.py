@@ -48,7 +48,7 @@ def seal_nodes(graph: Graph, nodes: Iterable[gs.Node]) -> list[tuple[gs.Node, No
 
 
 def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
-    """Search every seal in a file.
+    """Search a file for every seal.
 
     Raises:
         ExportError: a node is not in the file as it was proved.
