@@ -18,7 +18,7 @@ from .interpreter import ProofInterpreter
 from .value import Value
 
 Side = Callable[[ProofInterpreter, Sequence[Value]], list[Value]]
-"""What one side of a rewrite makes of the values of its leaves."""
+"""Function that computes the results of one side of a rewrite from the values of its leaves."""
 
 
 class ComputedConstants(ABC):

@@ -38,4 +38,4 @@ TABLE: Mapping[tuple[str, str], Op] = {
     for row in ROWS
     if row.definition is not None and row.owner is not OpOwner.ONNX
 }
-"""By the owner and the op's name."""
+"""Definitions by owner and op type."""

@@ -24,7 +24,7 @@ _ALIKE = 8
 _MANY = 3
 
 ProofMemo = MutableMapping[object, Identity | NotProved]
-"""Proofs and refusals by a key; equal keys share one proof."""
+"""Proofs and refusals by key; equal keys share one proof."""
 
 
 def prove_identity(sides: Equivalence) -> Identity:

@@ -41,7 +41,7 @@ FAILURES = (
 )
 
 NodeDefinition = Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]]
-"""Computes a node's outputs of its inputs and attributes."""
+"""Computes the outputs of a node from its inputs and attributes."""
 # Contrib ops with the same meaning as the standard's
 _NAMED = {(CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 

@@ -72,7 +72,7 @@ def pair_of(graph: Graph, old: gs.Tensor, leaves: Sequence[gs.Tensor], new: gs.T
 
 
 Failure = Refusal | Certificate
-"""Why nothing is proved: the sides can't be compared, or the certificate failed."""
+"""Reason why nothing is proved: a side cannot be compiled, or the certificate failed."""
 
 
 def rewrite_of(graph: Graph, pair: ResultPair) -> Rewrite | Refusal:

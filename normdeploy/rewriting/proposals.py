@@ -183,7 +183,7 @@ def propose_stored(old: gs.Tensor, module: str, values: Sequence[StoredTensor], 
 ProposeResult = Proposal | Finding | Remark | None
 Propose = Callable[[Graph, gs.Node, RewriteTarget], ProposeResult]
 Sweep = Callable[[RewriteTarget], Iterator[tuple[gs.Node, ProposeResult]]]
-"""Proposes for a whole graph: each time the node at which it begins. It goes on once that is decided."""
+"""Yields proposals for a whole graph, each with its first node. The next one follows after the decision on it."""
 
 
 def ignore_failure(failure: Failure) -> None:

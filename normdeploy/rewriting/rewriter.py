@@ -34,7 +34,7 @@ _WAITING = 2**21
 _EVERY = 16
 
 Outcome = LedgerEntry | Finding | Remark | None
-"""An entry where a proposal was made, else what is told."""
+"""The entry of an applied proposal; otherwise the finding or remark to record, or None."""
 
 
 @dataclass(frozen=True)
