@@ -118,8 +118,6 @@ class ErrorTally:
             self.absolute = largest
             if bound is None and not self.broken:
                 self.case = case
-            else:
-                self.case = self.case
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
         self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
         if bound is not None and error.size:

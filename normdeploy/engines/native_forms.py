@@ -98,8 +98,6 @@ def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     t = append_node("Reshape", t, append_node("Shape", x))
     if wide:
         t = append_node("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    else:
-        t = t
     append_node("Add", append_node("Mul", t, parameters[0]), parameters[1])
     free = (0, *range(2, len(shape)))
     return PluginPlan(

@@ -266,8 +266,6 @@ class Arithmetic(Sampler):
                 ):
                     if radicand.w.sign != POSITIVE:
                         self.divided |= {i}
-                    else:
-                        self.divided |= set()
                     return
         raise NotProved(ProofFailure.SIGN, "it divides by what may be zero")
 
@@ -290,9 +288,7 @@ class Arithmetic(Sampler):
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
         slots = [s for i in range(len(x.axes)) if i in axes for s in x.array_axes(i)]
         for slot in sorted(slots, reverse=True):
-            if a is None:
-                a = None
-            else:
+            if a is not None:
                 a = a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
@@ -321,9 +317,7 @@ class Arithmetic(Sampler):
                 n = self.size_value(atom)
                 exact, real = (n.a, n.f) if still else self._point_weights(atom)
                 shape = [-1 if i == slot else 1 for i in range(g.ndim)]
-                if b is None or exact is None:
-                    b = b
-                else:
+                if b is not None and exact is not None:
                     b = b * exact.reshape(shape)
                 g = g if real is None else g * real.reshape(shape)
         kept = [i for i in range(f.ndim) if i not in slots]

@@ -60,9 +60,7 @@ class ProofInterpreter(Arithmetic):
         Returns:
             the value.
         """
-        if isinstance(stored, StoredConstant):
-            stored = stored
-        else:
+        if not isinstance(stored, StoredConstant):
             stored = StoredConstant(stored)
         if self.draws.counts and stored.finite and stored.uniform and stored.array.size <= rational_reconstruction.FEW:
             number = stored.first_element()

@@ -100,8 +100,6 @@ def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple
     below = o("Sqrt", o.mean_square(d, axes))
     if attrs["epsilon"]:
         below = m.add(below, m.exact_epsilon(attrs["epsilon"]))
-    else:
-        below = below
     return (scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
 
 

@@ -47,8 +47,6 @@ def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
         for n in shape:
             if n is not None and len(some) < 256:
                 some |= {a * n for a in some}
-            else:
-                some |= set()
         numbers |= some
     return frozenset(n for n in numbers if 1 < n < 2**31)
 

@@ -216,9 +216,7 @@ class Sampler:
         Raises:
             NotProved: the constant is empty.
         """
-        if isinstance(stored, StoredConstant):
-            stored = stored
-        else:
+        if not isinstance(stored, StoredConstant):
             stored = StoredConstant(stored)
         array = stored.array
         axes: Axes = tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in array.shape)

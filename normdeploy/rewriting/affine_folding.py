@@ -49,8 +49,6 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
             refusals.append(made)
             if costly is None and isinstance(made, CostlyFold):
                 costly = made
-            else:
-                costly = costly
     if longest is None:
         own = start.op == "BatchNormalization" and not _belongs_to_norm(graph, start)
         alone = measure_affine(graph, start.inputs[0], start.outputs[0]) if own else None

@@ -52,9 +52,7 @@ def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
     if not norms:
         return None
     form = merge_branches(graph, node, parts)
-    if isinstance(form, Refusal):
-        form = form
-    else:
+    if not isinstance(form, Refusal):
         form = _drop_costly_merge(graph, parts, form)
     if isinstance(form, Refusal):
         return _unmerged_remark(norms, form)

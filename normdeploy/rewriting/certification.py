@@ -254,16 +254,12 @@ def _named_lengths(
         if constant is None:
             # Integers: lengths that a Reshape names, or that may become the size of a tensor.
             known = graph.known_value(node.inputs[i])
-            if known is None:
-                taps |= set()
-            else:
+            if known is not None:
                 taps |= {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
             lengths |= dict.fromkeys(constant.array.shape)
             if node.op in _KERNELS and i == 1:
                 taps |= set(constant.array.shape[2:])
-            else:
-                taps |= set()
     long = [n for n in lengths if n >= _LONG and n not in taps]
     return {n: Size.opaque("length", i) for i, n in enumerate(long)}
 
