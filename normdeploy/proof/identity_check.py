@@ -177,7 +177,7 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
     if roots > LONGEST:
         raise NotProved(
             ProofFailure.LIMIT,
-            f"too large: it takes {roots:,} roots of each input, and {LONGEST // 2:,} are followed at most",
+            f"too large: it takes {roots:,} roots of each input, and {LONGEST:,} are followed at most",
         )
     # 8 bits: a degree of up to 256.
     length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)
