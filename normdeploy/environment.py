@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
 import sys
@@ -33,6 +32,9 @@ LIBRARIES = (
 def describe_environment() -> dict[str, str]:
     """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is
     imported."""
+    # The command line imports this module at its start, and importlib.metadata takes a tenth of that.
+    import importlib.metadata
+
     versions = {}
     for library in LIBRARIES:
         try:

@@ -27,10 +27,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ExtensionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 NORMS, RUNTIMES, RULES, TRANSLATIONS = (f"normdeploy.{kind}" for kind in ("norms", "runtimes", "rules", "translations"))
 VARIABLE = "NORMDEPLOY_NO_EXTENSIONS"
@@ -120,16 +122,17 @@ def disabled(off: bool = True) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     """``path``: where they are looked for, ``sys.path``; another one is looked through anew."""
+    # The command line imports this module at its start, which importlib.metadata would slow down by a tenth.
+    from importlib.metadata import entry_points
+
     brought = []
     for point in entry_points(group=group):
-        if point.dist is not None:
-            package = point.dist.name
-        else:
+        if point.dist is None:
             package = "an installed package"
-        if point.dist is not None:
-            folder = str(point.dist.locate_file(""))
-        else:
             folder = ""
+        else:
+            package = point.dist.name
+            folder = str(point.dist.locate_file(""))
         brought.append(Extension(group, point.name, point.value, package, point, folder))
     # a package may be seen twice on a path
     once = {(e.name, e.package, e.value): e for e in brought}
