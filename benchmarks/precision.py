@@ -139,12 +139,12 @@ def network(proto: onnx.ModelProto) -> tuple[str, bool]:
 
 
 def run(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[np.ndarray]:
-    # oneDNN's bfloat16 needs instructions that not every machine has.
     """Run a module in ``dtype``.
 
     Returns:
         outputs in float64.
     """
+    # oneDNN's bfloat16 needs instructions that not every machine has.
     with (
         torch.no_grad(),
         torch.backends.mkldnn.flags(enabled=False),
