@@ -1,13 +1,14 @@
 """Measure one architecture: export, verify, optimize of the plain file, build; every stage with default options.
 
-*Time.* The whole of ``normdeploy.export`` is compared with ``torch.onnx.export(dynamo=True)`` on the same module,
-inputs and ranges of dims, both until the file is written, because each must trace the module itself. Both run in one
-process, one after the other, so that other jobs on the machine affect both. The process has exported another model with
-each before, so that neither pays for imports and caches that are filled once. If the ratio is not between ``LOW`` and
-``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total, and the smallest times are compared. The reasons:
-the plain exporter's first run pays for everything that this model alone makes torch load, and next to other jobs one
-run may take half as long again as the next. Times are processor times including child processes; wall time says little
-there.
+*Time.* The whole of ``normdeploy.export`` is compared with ``torch.onnx.export(dynamo=True)``, with the same module,
+inputs and ranges of dims. Both run until the file is written, because each must trace the module itself. They run in
+one process, one after the other, so that other jobs on the machine affect both. The process has exported another model
+with each before, so that neither pays for imports and caches that are filled once.
+
+If the ratio is not between ``LOW`` and ``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total, and the
+smallest times are compared. There are two reasons. The plain exporter's first run pays for everything that this model
+alone makes torch load. And next to other jobs one run may take half as long again as the next. Times are processor
+times including child processes; wall time says little there.
 
 *Whose fault.* If ``verify`` fails, the plain file is verified by the same rule. If that fails too, this project did not
 cause the fault.
@@ -274,8 +275,8 @@ def _census(result: Any) -> dict[str, int]:
 
 
 def _unexplained(left: list[str], result: Any) -> list[str]:
-    """Return roots that no refused finding covers. Cleaning renames tensors, so if there are no more roots than such
-    findings, all count as explained.
+    """Return roots that no refused finding covers. Cleaning renames tensors, so all roots count as explained if there
+    are at least as many such findings.
     """
     refused = [f for f in result.summary.findings if f.status in ("refused", "undone") and f.reason]
     told = {t for f in refused for t in (*f.tensors, f.tensor)}

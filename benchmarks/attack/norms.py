@@ -1,8 +1,13 @@
 """Hand-written norms in many spellings, with places for a trap.
 
-A hook is a function tensor -> tensor at a named place: ``x`` (before everything), ``d`` (x − mean), ``square``,
-``variance``, ``root``, ``normed``, ``scaled``, ``y`` (the end), ``gamma``, ``count`` (the number of elements as a float
-tensor, if the spelling divides by it).
+A hook is a function tensor -> tensor at a named place:
+
+- ``x``: before everything.
+- ``d``: x − mean.
+- ``square``, ``variance``, ``root``, ``normed``, ``scaled``: inside the norm.
+- ``y``: the end.
+- ``gamma``: the parameter.
+- ``count``: the number of elements as a float tensor, if the spelling divides by it.
 """
 
 from __future__ import annotations
@@ -196,7 +201,11 @@ def norm(b: Builder, x: str, dims: Sequence[Dim], s: Spelling, affine: Sequence[
 
 
 def frame(b: Builder, dynamic_last: bool | None = None) -> tuple[list[Dim], list[int]]:
-    """Dims of an input, and the axes of a layer or RMS norm over its last ones."""
+    """Draw dims of an input, and the axes of a layer or RMS norm over its last ones.
+
+    Returns:
+        dims and axes.
+    """
     rank = b.pick(2, 2, 3, 3, 4)
     dims: list[Dim] = []
     for k in range(rank - 1):

@@ -1,8 +1,8 @@
 """Write the numbers of a model in every form that the ONNX specification allows.
 
-Written from onnx.proto and onnx's documents of sparse tensors and external data, and packed by hand instead of by
-``onnx.numpy_helper``, so that readers of such files are tested against an independent implementation. `Disguise` takes
-a model whose weights are dense raw initializers, and returns the same model with each weight in a random form.
+Written from onnx.proto and onnx's documents of sparse tensors and external data. Weights are packed by hand instead of
+by ``onnx.numpy_helper``, so that readers of such files are tested against an independent implementation. `Disguise`
+takes a model whose weights are dense raw initializers, and returns the same model with each weight in a random form.
 """
 
 from __future__ import annotations
