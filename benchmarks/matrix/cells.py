@@ -118,11 +118,11 @@ def python_of(version: str) -> str | None:
     others = sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
     for candidate in (shutil.which(f"python{version}"), *map(str, others)):
         if candidate is None:
-            # pyenv's shims exist even for versions that are not selected.
             continue
         told = subprocess.run(
             [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
         )
+        # pyenv's shims exist even for versions that are not selected.
         if told.returncode == 0 and told.stdout.strip() == version:
             return candidate
     return None

@@ -8,8 +8,8 @@ inputs of linear layers are also conditioned, by random powers of two and shifts
 three binary digits. The promise is judged, not the method: the graphs were written without looking at the rules. A
 false migration is printed with its seed.
 
-It writes ``benchmarks/results/migration_lookalikes.md``. It exits with 1 if a migration is false or fails with an
-exception, a refusal has no reason, the given graph is changed, a plain one is not migrated, or the judge misses a
+It writes ``benchmarks/results/migration_lookalikes.md``. It exits with 1 in these cases: a migration is false or fails
+with an exception; a refusal has no reason; the given graph is changed; a plain one is not migrated; the judge misses a
 planted fault.
 """
 

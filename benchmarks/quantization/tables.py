@@ -131,7 +131,7 @@ def _values(told: dict[str, Any], measure: str) -> list[float]:
 
 
 def plot(results: dict[str, Any]) -> None:
-    """Of each model its first measure by speed at batch 8, a point a file."""
+    """Plot each model's first measure over the speed at batch 8, one point per file."""
     try:
         import matplotlib
     except ImportError:

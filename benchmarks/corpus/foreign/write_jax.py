@@ -1,6 +1,8 @@
-"""Write norms of Flax and JAX with jax2onnx. Needs jax, flax and jax2onnx, in a separate environment:
+"""Write norms of Flax and JAX with jax2onnx.
 
-python benchmarks/corpus/foreign/write_jax.py FOLDER
+    python benchmarks/corpus/foreign/write_jax.py FOLDER
+
+Needs jax, flax and jax2onnx, in a separate environment.
 """
 
 from __future__ import annotations
@@ -156,9 +158,9 @@ def main(folder: str) -> None:
     """Write the archive."""
     saver = Saver(folder, "jax2onnx")
     for name, shape, expect, function, dtype in norms():
+        # At opset 17 jax2onnx writes ReduceMean of opset 18.
         for opset, sizes in (
             (18, shape),
-            # At opset 17 jax2onnx writes ReduceMean of opset 18.
             (20, (2, *shape[1:])),
             (23, shape),
         ):

@@ -1,7 +1,8 @@
-"""Write norms of PaddlePaddle with paddle2onnx, with and without its constant folding (Polygraphy's). Needs
-paddlepaddle, paddle2onnx, packaging and polygraphy, in a separate environment:
+"""Write norms of PaddlePaddle with paddle2onnx, with and without its constant folding (Polygraphy's).
 
     python benchmarks/corpus/foreign/write_paddle.py FOLDER
+
+Needs paddlepaddle, paddle2onnx, packaging and polygraphy, in a separate environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Write norms of Keras and TensorFlow with tf2onnx. Needs tensorflow-cpu and tf2onnx, in a separate environment:
+"""Write norms of Keras and TensorFlow with tf2onnx.
 
-python benchmarks/corpus/foreign/write_tensorflow.py FOLDER
+    python benchmarks/corpus/foreign/write_tensorflow.py FOLDER
+
+Needs tensorflow-cpu and tf2onnx, in a separate environment.
 """
 
 from __future__ import annotations
