@@ -254,7 +254,7 @@ def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a type, as ``normdeploy.reports.report.to_plain`` writes its values.
 
     Raises:
-        TypeError: there is no rule for the type.
+        TypeError: no rule covers the type.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object:

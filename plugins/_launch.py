@@ -333,7 +333,7 @@ def in_pieces(n: int, block: int) -> list[Tile]:
     """Return the tile that reads a row of ``n`` elements in pieces, although ``block`` elements fit into registers.
 
     Returns:
-        one tile, or none if there is no advantage.
+        one tile; none without an advantage.
     """
     piece = n & -n
     idle = 4 * (block - n) >= block

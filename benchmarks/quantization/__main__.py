@@ -62,7 +62,7 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
     """Write and judge one file.
 
     Returns:
-        the row, with the writer's error if there is no file.
+        the row, with the writer's error if it wrote no file.
     """
     target = environments.written(subject.name, contender.name)
     told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}

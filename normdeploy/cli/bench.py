@@ -28,10 +28,11 @@ def bench(
 ) -> None:
     """Race a model in eager and torch.compile against ONNX files and engines, in turns.
 
-    Exit code 1: an answer is wrong. 3: no answer is wrong, but a file was not run.
+    Exit code 1: an answer is wrong.
+    Exit code 3: no answer is wrong, but a file was not run.
 
-    The file records the options given to export, so you need not repeat them. Recorded options that run code are used
-    only if you or your team signed them (docs/teams.md).
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

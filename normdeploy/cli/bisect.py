@@ -21,10 +21,11 @@ def bisect(
 ) -> None:
     """Find the first tensor that exceeds verify's bound, the node that causes it, and why.
 
-    Exit code 1: a fault was found. 3: none was found, but an engine was not run.
+    Exit code 1: an output fails.
+    Exit code 3: no output fails, but an engine was not run.
 
-    The file records the options given to export, so you need not repeat them. Recorded options that run code are used
-    only if you or your team signed them (docs/teams.md).
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     output = options.output
     used = [path for path in (options.policy, options.dataset, output) if path is not None]

@@ -42,8 +42,8 @@ def check(
 ) -> None:
     """Judge the normalizations of files for CI.
 
-    Exit code 1: a finding of --fail-on, or an unreadable file. 3: neither, but a runtime that a rule needs is not
-    installed.
+    Exit code 1: a finding of --fail-on, or an unreadable file.
+    Exit code 3: neither, but a runtime that a rule needs is not installed.
     """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files

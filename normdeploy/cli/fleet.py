@@ -43,7 +43,11 @@ class StoredOptions:
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
-    """Run every step that is not in the store. Exit code 1: a cell is wrong or failed. 3: a cell was not run."""
+    """Run every step that is not in the store.
+
+    Exit code 1: a cell is wrong or failed.
+    Exit code 3: no cell is wrong, but one was not run.
+    """
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -55,7 +59,8 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
     """Run the last run's bundles again with the versions installed now.
 
-    Exit code 1: something got worse. 3: nothing got worse, but a bundle was not run.
+    Exit code 1: something got worse.
+    Exit code 3: nothing got worse, but a bundle was not run.
     """
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
     from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
@@ -136,7 +141,10 @@ def publish(
     options: PublishOptions,
     shown: QuietOption,
 ) -> None:
-    """Publish the bundles of verified cells. Exit code 1: a bundle was refused."""
+    """Publish the bundles of verified cells.
+
+    Exit code 1: a bundle was refused.
+    """
     from ..fleet import publishing
     from ..fleet.fleet_tables import show_published
 
@@ -155,7 +163,7 @@ def gc(
     ] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without it only say what would go.")] = False,
 ) -> None:
-    """List the unused objects of a store, or delete them with --yes."""
+    """List the objects of a store that no recent run uses, or delete them with --yes."""
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)

@@ -22,8 +22,9 @@ def inspect(
     options: InspectOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, how each would be rewritten, and how runtimes run it. Changes
-    nothing.
+    """List the normalizations of a file or model, how each would be rewritten, and how runtimes run it.
+
+    Changes nothing.
     """
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:

@@ -34,12 +34,13 @@ def verify(
 ) -> None:
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Exit code 1: an output is off by more than rounding explains. 3: nothing failed, but a file was not run.
+    Exit code 1: an output is off by more than rounding explains.
+    Exit code 3: nothing failed, but a file was not run.
 
     Your tolerances and metrics replace the default rule; its verdict is still shown.
 
-    The file records the options given to export, so you need not repeat them. Recorded options that run code are used
-    only if you or your team signed them (docs/teams.md).
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)

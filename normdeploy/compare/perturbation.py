@@ -35,8 +35,8 @@ def perturb_array(values: Array, by: float, rng: np.random.Generator) -> Array:
 def regrouping_error(nodes: int, unit: float) -> float:
     """Compute how far folding or regrouping nodes may move a result, relative to its size: 6 √N u.
 
-    N roundings of relative size u add up to less than λ·√N·u with a probability of 1 − 2N·exp(−λ²/2) (Higham and Mary,
-    "A new approach to probabilistic rounding error analysis", 2019). With λ = 6 that is 1 − 3e-8·N.
+    N roundings of relative size u add up to less than λ·√N·u with a probability of 1 − 2N·exp(−λ²/2). With λ = 6 that
+    is 1 − 3e-8·N. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
     Returns:
         relative error.

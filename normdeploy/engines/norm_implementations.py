@@ -225,7 +225,7 @@ class _ImplementationBuild:
     """Context for the norms of one file.
 
     Attributes:
-        lacking: why there are no kernels; "" if there are.
+        lacking: why kernels are missing; "" if they are available.
     """
 
     planner: PluginPlanner

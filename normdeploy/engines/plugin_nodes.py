@@ -77,7 +77,7 @@ class PluginPlanner:
         self.ops = ops
         self.sizes = sizes
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ facts about the graph
 
     def known_shape(self, t: gs.Tensor, least: int = 1) -> Dims:
         """Return the shape of a tensor.

@@ -276,7 +276,7 @@ def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
     """Return the node with the Transposes around it that convert NHWC to NCHW and back.
 
     Returns:
-        the node alone if there are no such Transposes, or if other nodes read them.
+        the node alone without such Transposes, or if other nodes read them.
     """
     before = p.graph.producer(node.inputs[0])
     after = p.only_reader(node.outputs[0])

@@ -21,13 +21,14 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
     The zero point is 0, and the scale is one constant or one value for each row.
 
     Args:
-        given: gamma and beta.
+        given: gamma and beta, as for `PluginPlanner.expand_parameters`.
 
     Returns:
         the plan.
 
     Raises:
-        RefusedError: there are several scales, no kernel writes the type, or the GPU lacks it.
+        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the type,
+            or the GPU lacks it.
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs

@@ -188,9 +188,9 @@ class Finding:
 
     Attributes:
         kind: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
-        status: ``fused`` (now one standard node), ``folded`` (into a neighbor, or to one scale and shift), ``kept``
-            (already the best form), ``refused`` (unchanged, see ``reason``), ``undone`` (its certificate failed, or it
-            was reverted; unchanged).
+        status: ``fused``: now one standard node. ``folded``: into a neighbor, or to one scale and shift. ``kept``:
+            already the best form. ``refused``: unchanged, see ``reason``. ``undone``: its certificate failed, or it was
+            reverted; unchanged.
         tensor: the norm's result; the culprit if refused.
         module: qualified module path; "" if the file does not record it.
         place: outside the main graph: "then_branch of If 'gate'", "function custom.Block".
@@ -207,7 +207,9 @@ class Finding:
         epsilon_as_written: added to a variance of that ddof; ``epsilon`` is that of the equal biased norm.
         outside: epsilon is added to the root, not under it.
         gamma: as written for that ddof; None if there is none, or if it is unknown because the norm was refused.
+        beta: the same.
         statistics: type of the reductions, "float16 and float32" if there are several; "constant" for BatchNorm.
+        half: effect of a conversion to each 16-bit type on the norm's constants.
         tensors: outputs of the nodes found, shape arithmetic included.
         written: outputs of the nodes that replaced them.
         runtimes: support of each runtime; filled by ``inspect``.
