@@ -71,12 +71,11 @@ number. Numbers that are not finite are the strings "nan", "inf" and "-inf". Unk
         itself: mode "embed" | "file", file (of the engine next to it), partition, architecture, sdk_version)
     quantization  null, or `normdeploy.findings.quantization_report.QuantizationReport`, field by field
     precision   null, or to ("fp16" | "bf16"), islands (float32 regions: kind "norm" | "statistics" | "constant" |
-        "range" | "positions" | "angles" | "scales" | "logarithm" | "logits" | "no half form" | "control flow" | "as
-        written", op, module,
-        tensor, reason, value: largest magnitude seen or null, nodes: their outputs), nodes (floating ones), kept (the
-        number of these in float32), casts (inserted), bytes (of the weights, before and after), calibrated ("given" |
-        "generated" | ""), samples, inputs and outputs (name -> type), notes. The norms' certificates are of the model
-        before the conversion
+        "range" | "positions" | "angles" | "scales" | "logarithm" | "logits" | "no half form" | "control flow" |
+        "as written", op, module, tensor, reason, value: largest magnitude seen or null, nodes: their outputs), nodes
+        (floating ones), kept (the number of these in float32), casts (inserted), bytes (of the weights, before and
+        after), calibrated ("given" | "generated" | ""), samples, inputs and outputs (name -> type), notes. The norms'
+        certificates are of the model before the conversion
     parity      ok, rule (the default: reference, multiple, most_ratio, most_runs), standard (the rules that were given,
         "" without any), reference (the model that the files were compared with), up_to (input elements, null if every
         size was run), cases (names), notes, seconds, not_run (runtime, reason, file: "" if it applies to every file)
