@@ -108,7 +108,7 @@ def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     """Draw boxes and their arrows.
 
     Args:
-        boxes: ``records.Box`` as JSON, each after its inputs.
+        boxes: ``records.DiagramBox`` as JSON, each after its inputs.
         head: id of the arrow's head, unique on the page.
 
     Returns:
