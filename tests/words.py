@@ -70,9 +70,11 @@ def check_python(file: Path, name: str) -> Iterator[Complaint]:
         if token.type == tokenize.COMMENT:
             yield from _check_phrases(token.string, name, token.start[0])
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if len(node.value.split()) > 3:
-                yield from _check_phrases(node.value, name, node.lineno)
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+            continue
+        # Shorter texts are names and keys.
+        if len(node.value.split()) > 3:
+            yield from _check_phrases(node.value, name, node.lineno)
 
 
 def check_page(file: Path, name: str) -> Iterator[Complaint]:
