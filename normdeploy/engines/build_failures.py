@@ -27,7 +27,11 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
     """
     asked = ", ".join(answer["unknown"])
     known = ", ".join(answer["known"])
-    return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
+    return (
+        f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}. For another GPU,"
+        " build on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt, or trtexec"
+        " --onnx=FILE --saveEngine=FILE"
+    )
 
 
 def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:

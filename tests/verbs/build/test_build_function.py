@@ -148,13 +148,21 @@ def test_the_ranges_that_the_file_recorded_are_the_profile(tmp_path: Path) -> No
     assert given.profile == {"x": ((2, 8), (2, 8), (5, 8))}
 
 
+def test_a_plan_of_tensorrt_rtx_is_noted_as_such(layer_norm: Path, tmp_path: Path) -> None:
+    plan = build(layer_norm, tmp_path / "m.plan", profiles=["batch=1:2:4"])
+    assert any("TensorRT and Triton's TensorRT backend do not load it" in note for note in plan.notes)
+    engine = build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
+    assert not any("Triton" in note for note in engine.notes)
+
+
 # ------------------------------------------------------------------ refused before anything is built
 
 
 def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1",
+        match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1\. For"
+        " another GPU, build on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt",
     ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["8.6", "9.0"])
     with pytest.raises(InputError, match=r"'sm86' can't be read; write it as NVIDIA does, such as 8\.6"):
