@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from ..errors import ExtensionError
 from ..norms.third_party import norm_of_plugin
 from ..runtimes.build_options import OptionNotTaken, config_arguments, require_options_taken, save_timing_cache
-from ..runtimes.network_types import NetworkTypes, check_network_types
+from ..runtimes.network_types import QUANTIZED, NetworkTypes, check_network_types, count_layer_types
 from ..runtimes.trt_runner import select_library
 
 Answer = dict[str, Any]
@@ -83,7 +83,9 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if request.get("precision"):
         types = check_network_types(trt, network, request["precision"], request["types"])
     else:
-        types = NetworkTypes()
+        layers = count_layer_types(network)
+        # The types of a float32 network say nothing new.
+        types = NetworkTypes(dict(layers) if layers.keys() & QUANTIZED.values() else {})
     if not types:
         return {"refused": "types", "wrong": list(types.wrong)}
     inputs = [network.get_input(i) for i in range(network.num_inputs)]

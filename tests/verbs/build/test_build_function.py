@@ -148,6 +148,15 @@ def test_the_ranges_that_the_file_recorded_are_the_profile(tmp_path: Path) -> No
     assert given.profile == {"x": ((2, 8), (2, 8), (5, 8))}
 
 
+def test_layers_of_a_quantized_file_are_counted_by_type(tmp_path: Path) -> None:
+    text = """(float[2, 8] x) => (float[2, 8] y) <float scale = {0.1}, int8 zero = {0}> {
+        q = QuantizeLinear(x, scale, zero)
+        a = DequantizeLinear(q, scale, zero)
+        y = MatMul(a, w) }"""
+    path = saved(tmp_path / "q.onnx", text, w=np.ones((8, 8)))
+    assert build(path, tmp_path / "q.engine").types["int8"] >= 1
+
+
 def test_a_plan_of_tensorrt_rtx_is_noted_as_such(layer_norm: Path, tmp_path: Path) -> None:
     plan = build(layer_norm, tmp_path / "m.plan", profiles=["batch=1:2:4"])
     assert any("TensorRT and Triton's TensorRT backend do not load it" in note for note in plan.notes)
