@@ -289,6 +289,15 @@ def test_weights_that_were_not_loaded_cannot_be_saved(tmp_path: Path) -> None:
     assert "n.onnx" not in names(tmp_path)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_weight_of_another_size_than_its_shape_is_refused(tmp_path: Path, external: bool) -> None:
+    proto = model()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    with pytest.raises(GraphError, match=r"needs \d+ bytes and holds \d+"):
+        save_onnx(proto, tmp_path / "m.onnx", external=external)
+    assert not names(tmp_path)
+
+
 def test_detached_shares_nothing_that_can_be_changed() -> None:
     proto = model()
     light, weights = detach_weights(proto)
