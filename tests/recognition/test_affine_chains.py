@@ -166,7 +166,7 @@ class SharedWeight(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "relu between": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4, 4, "rsqrt")), "no linear op"),
-    "two readers": (TwoReaders, "read by others"),
+    "two readers": (TwoReaders, "other nodes also read"),
 }
 
 

@@ -63,16 +63,19 @@ def test_an_opset_that_cant_be_raised_is_told_with_the_norms_that_need_it() -> N
     )
     _, summary = optimize_norms(proto)
     (reason,) = [f.reason for f in summary.findings]
-    assert reason == "its node needs opset 17, the file has 11 (onnx's converter would lose the file's functions)"
+    assert (
+        reason
+        == "its node needs opset 17, but the file has opset 11 (onnx's converter would lose the file's functions)"
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("y = BatchNormalization (x, w, w, w, w)", "no linear op stands before or behind it"),
+        ("y = BatchNormalization (x, w, w, w, w)", "no linear op precedes or follows it"),
         (
             "c = Conv (x, k) a = Relu (c) y1 = BatchNormalization (c, w, w, w, w) y = Add (a, y1)",
-            "'c', behind Conv 'c_conv', is read by others as well",
+            "other nodes also read 'c', which follows Conv 'c_conv'",
         ),
     ],
 )

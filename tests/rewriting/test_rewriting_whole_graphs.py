@@ -116,7 +116,7 @@ def test_an_initializer_that_a_caller_may_replace_is_no_constant(name: str) -> N
     out, summary = optimize_norms(proto)
     assert out.graph.node == proto.graph.node
     assert [f.reason for f in summary.findings] == [
-        f"{name!r} is an initializer and a graph input too: a caller may replace it, so it is no constant"
+        f"{name!r} is both an initializer and a graph input, so a caller may override it: it is not a constant"
     ]
 
 
