@@ -394,12 +394,18 @@ BROKEN = {
     ),
     "a wrong type": (("NORMS = GuestNorm(", "NORMS = dict("), "not a GuestNorm"),
     "a form that is none": (("    form=form,", "    form='form',"), "its form is a str"),
-    "our name": (('op="ClampedScaleNorm"', 'op="L2Norm"'), "'L2Norm': that name is taken, normdeploy has it"),
-    "a standard name": (('op="ClampedScaleNorm"', 'op="LayerNormalization"'), "that name is taken, ONNX has it"),
-    "onnxruntime's name": (('op="ClampedScaleNorm"', 'op="SkipLayerNormalization"'), "is taken, onnxruntime has it"),
+    "our name": (('op="ClampedScaleNorm"', 'op="L2Norm"'), "'L2Norm': that name belongs to normdeploy"),
+    "a standard name": (('op="ClampedScaleNorm"', 'op="LayerNormalization"'), "that name belongs to ONNX"),
+    "onnxruntime's name": (
+        ('op="ClampedScaleNorm"', 'op="SkipLayerNormalization"'),
+        "that name belongs to onnxruntime",
+    ),
     "a body that can't be read": (("Y = Mul (", "Y = Mul ["), "whose body can't be read"),
     "a body that calls others": (("Y = Mul (", "Y = com.microsoft.Gelu ("), "calls com.microsoft.Gelu"),
-    "a body of a later opset": (("Y = Mul (normal, scale)", "Y = Swish (normal)"), "calls Swish, no standard op of"),
+    "a body of a later opset": (
+        ("Y = Mul (normal, scale)", "Y = Swish (normal)"),
+        "calls Swish, which is not a standard op of",
+    ),
     "a body that reads nothing": (("Div (X, clamped)", "Div (X, other)"), "reads 'other'"),
     "a body of another attribute": (("= @epsilon", "= @eps"), "reads the attribute 'eps'"),
     "inputs": (('inputs=("X", "scale")', 'inputs=("scale", "X")'), "its inputs are"),
@@ -446,7 +452,7 @@ def test_two_packages_of_one_domain_or_one_op(plain: Path, tmp_path: Path, monke
         normdeploy.optimize(plain, fuse="portable")
     monkeypatch.undo()
     first, second = (install(tmp_path, monkeypatch, GOOD, name=f"domain{i}") for i in range(2))
-    with pytest.raises(ExtensionError, match=f"{second!r} .* has an op 'ClampedScaleNorm', and so has .*{first!r}"):
+    with pytest.raises(ExtensionError, match=f"{second!r} .* has an op 'ClampedScaleNorm', but .*{first!r}"):
         normdeploy.optimize(plain, fuse="portable")
 
 

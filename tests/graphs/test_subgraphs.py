@@ -212,7 +212,7 @@ def test_a_function_whose_callers_differ_is_left_alone(second: str, dims: str) -
     )
     (finding,) = summary.findings
     assert (finding.status, finding.tensor, finding.place) == ("refused", "r", "function my.norm")
-    assert "can't be opened: " in finding.reason
+    assert "can't be inlined: " in finding.reason
     assert "LayerNormalization" not in [n.op_type for n in out.functions[0].node]
 
 
