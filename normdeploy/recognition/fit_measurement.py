@@ -63,7 +63,7 @@ def measure_fit(
                 return same
             return _fit_region(_RegionProbe(bound, shape, others))
     except EvaluationFailed as e:
-        return RejectedReading(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
+        return RejectedReading(f"it can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
 
 
 class _RegionProbe:
@@ -108,7 +108,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return RejectedReading("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
+        return RejectedReading("it gives NaN or Inf on ordinary inputs", clarity=Clarity.VAGUE)
     beta = (up + down) / 2
     odd = (up - down) / 2
     # x may have millions of elements, and an export may reach its memory peak here.
@@ -117,7 +117,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
         if moves:
             return RejectedReading(EVEN, clarity=Clarity.VAGUE, kind=RefusalKind.EVEN)
-        return RejectedReading("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
+        return RejectedReading("it does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
     groups = _measure_groups(ask, z, up, odd)
     if isinstance(groups, RejectedReading):
         return groups
@@ -228,7 +228,7 @@ def _measure_epsilon(
     for _ in range(8):
         ratio = ask.odd_part(scale * z)[weight] / unit
         if not np.isfinite(ratio).all():
-            return RejectedReading("gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
+            return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
         # The estimate is below float64's resolution at this scale.
@@ -296,7 +296,7 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     for _ in range(5):
         ratio = ask.odd_part(scale * x)[sure] / unit
         if not np.isfinite(ratio).all():
-            return RejectedReading("gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
+            return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)

@@ -219,7 +219,7 @@ def test_into_the_op_behind(name: str) -> None:
     nodes = [("Relu", ["x"], "h"), bn("h", "z"), node]
     ops, summary = optimized(net(nodes, ["N", *shape[1:]], constants | statistics(4)), *shape)
     assert ops in (["Relu", node[0]], ["Relu", "MatMul", "Add"])
-    assert summary.findings[0].became.endswith("behind it")
+    assert summary.findings[0].became.startswith("folded into the following ")
 
 
 def test_into_a_matmul_behind_whose_bias_is_added() -> None:
@@ -370,7 +370,7 @@ def test_a_weight_that_a_caller_may_replace() -> None:
     proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [6, 4, 3]))
     ops, summary = optimized(proto, 2, 4, 9)
     assert ops == ["Conv", "BatchNormalization"]
-    assert "the weight of Conv 'Conv_h' is no constant" in summary.findings[0].reason
+    assert "the weight of Conv 'Conv_h' is not constant" in summary.findings[0].reason
 
 
 def test_two_batch_norms_with_the_same_statistics() -> None:

@@ -61,7 +61,7 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     proto = text("y = Relu(x)")
     with pytest.raises(InputError, match=r"sample 0 lacks \['x'\]"):
         fit_samples_to_model([{}], proto)
-    with pytest.raises(InputError, match=r"has \['z'\], which the model does not take"):
+    with pytest.raises(InputError, match=r"has \['z'\], which are not inputs of the model"):
         fit_samples_to_model([{"x": X, "z": X}], proto)
     with pytest.raises(InputError, match="'x' is float32, it was given int64"):
         fit_samples_to_model([{"x": X.astype(np.int64)}], proto)

@@ -135,7 +135,7 @@ def test_the_metric_is_that_of_the_half_file(block: onnx.ModelProto, monkeypatch
 
 def test_onnxruntime_has_no_such_kernels(block: onnx.ModelProto) -> None:
     for runtime in ("onnxruntime", "onnxruntime-accurate"):
-        with pytest.raises(InputError, match="onnxruntime's int8 kernels read and write float32: beside fp16"):
+        with pytest.raises(InputError, match="onnxruntime's int8 kernels read and write float32: with fp16"):
             made(block, "int8", "fp16", runtime=runtime)
 
 

@@ -203,7 +203,7 @@ def test_a_shared_weight_and_one_that_is_read_elsewhere() -> None:
     assert [f.status for f in summary.findings] == ["folded", "folded"]
     mean = helper.make_node("ReduceMean", ["x"], ["mx"])
     both = net([*first, mean, helper.make_node("Mul", ["wy", "mx"], ["t"])], held, ["n", INPUTS, 8, 8], "y t")
-    assert "is read by Mul '' as well" in refusal(both)
+    assert "Mul '' also reads" in refusal(both)
     out, _ = folded(net(first, held, ["n", INPUTS, 8, 8], "y wy"), (2, INPUTS, 8, 8))  # an output keeps its own
     assert [n.op_type for n in out.graph.node].count("DequantizeLinear") == 2
 
@@ -252,7 +252,7 @@ def test_rounding_between_the_layer_and_its_norm() -> None:
 def test_weights_that_are_quantized_when_the_model_runs() -> None:
     held = constants(f=CODES.astype(np.float32), s=SCALES, z=Z)
     nodes = [helper.make_node("QuantizeLinear", ["f", "s", "z"], ["q"], axis=0), *conv()]
-    assert "is dequantized from what is no constant" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
+    assert "is dequantized from a value that is not constant" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
 
 
 def test_codes_that_are_not_what_was_proved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -537,7 +537,7 @@ def test_an_initializer_that_nothing_reads_does_not_stop_the_comparison(dtype: t
 def test_an_input_of_unknown_rank_is_not_drawn_as_a_scalar() -> None:
     proto = norms(1)
     proto.graph.input[0].type.tensor_type.ClearField("shape")
-    assert "does not state the rank" in model_comparison.BaselineModel(proto, []).failed
+    assert "does not specify the rank" in model_comparison.BaselineModel(proto, []).failed
 
 
 @pytest.mark.parametrize("width", [3, 4])
