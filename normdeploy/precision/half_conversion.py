@@ -77,7 +77,7 @@ def convert_to_half(
         GraphError: the type of a tensor can't be inferred.
     """
     if to not in FORMATS:
-        raise InputError(f"precision {to!r} is not supported; choose one of {', '.join(FORMATS)}")
+        raise InputError(f"unknown precision {to!r}; choose one of {', '.join(FORMATS)}")
     form = FORMATS[to]
     to = form.name
     proto, notes = prepare_for_half(proto, form)
