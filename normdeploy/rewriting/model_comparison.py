@@ -303,8 +303,9 @@ class BaselineModel:
         def draw_special(spec: InputSpec, rng: np.random.Generator) -> np.ndarray:
             return draw_special_values(spec, rng, sizes)
 
-        kinds = ((" near its thresholds", draw_at_thresholds), (_SPECIAL, draw_special))
-        for seed, (kind, draw) in enumerate(kinds, start=1):
+        # Any fixed seeds serve.
+        kinds = ((24, " near its thresholds", draw_at_thresholds), (17, _SPECIAL, draw_special))
+        for seed, kind, draw in kinds:
             rngs = [np.random.default_rng([number, i, seed]) for i in range(len(self.specs))]
             feeds = {spec.name: draw(spec, rng) for spec, rng in zip(self.specs, rngs, strict=True)}
             try:

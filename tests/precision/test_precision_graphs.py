@@ -482,7 +482,7 @@ def test_inputs_and_outputs_stay_float32_where_asked() -> None:
 
 
 def test_what_can_not_be_converted_is_said() -> None:
-    with pytest.raises(InputError, match="there is no precision 'fp8'"):
+    with pytest.raises(InputError, match="unknown precision 'fp8'"):
         convert_to_half(text("y = Relu(x)"), "fp8")
     with pytest.raises(InputError, match="the model has no float32 tensors"):
         convert_to_half(text("y = Neg(x)", inputs="int64[2] x", outputs="int64[2] y"), "fp16")
