@@ -111,7 +111,7 @@ DAMAGES = {
     "record of another": (record_of_another, "does not match its name"),
     "record of other outputs": (record_of_other_outputs, "the store lacks files"),
     "record without the file": (record_without("model.onnx"), "lacks model.onnx"),
-    "record without the report": (record_without("report.json"), "does not name report.json"),
+    "record without the report": (record_without("report.json"), "lacks report.json"),
     "file flipped": (flipped("model.onnx"), "is damaged"),
     "report flipped": (flipped("report.json"), "is damaged"),
     "log flipped": (flipped("log"), "is damaged"),

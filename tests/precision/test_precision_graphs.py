@@ -190,7 +190,7 @@ def test_masks_stay_finite_also_where_all_is_masked(to: str, low: float) -> None
     made, account = convert_to_half(proto, to, [{"x": X, "m": mask}])
     if to == "fp16" or low == LOW:
         assert not account.islands
-        assert any("'low' only masks" in note for note in account.notes)
+        assert any("'low' is only a mask" in note for note in account.notes)
     found = run_onnxruntime(emulate_half(made), {"x": X, "m": mask})[0]
     assert np.isfinite(found).all()
     assert found[0, 1] == found[0, 3] == 0
@@ -469,7 +469,7 @@ def test_a_file_that_is_half_already_gets_float32_norms() -> None:
     assert kinds[node(made, "Exp").input[0]] == "float32"
     assert reasons(account)["Exp"] == "as written"
     run_onnxruntime(made, {"x": X.astype(np.float16)})
-    with pytest.raises(InputError, match="is float16 already, bf16 was asked for"):
+    with pytest.raises(InputError, match="is already float16, but bf16 was requested"):
         convert_to_half(proto, "bf16", [{"x": X}])
 
 
@@ -490,7 +490,7 @@ def test_what_can_not_be_converted_is_said() -> None:
         '<ir_version: 10, opset_import: ["": 21, "other": 1]> g (float[2] x) => (float[2] y) { h = other.Op(x) y ='
         " Relu(h) }"
     )
-    with pytest.raises(GraphError, match=r"the type of 'h', which other\.Op"):
+    with pytest.raises(GraphError, match=r"the type of 'h', an output of other\.Op"):
         convert_to_half(unknown, "fp16")
 
 

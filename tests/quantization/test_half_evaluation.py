@@ -128,7 +128,7 @@ def test_the_metric_is_that_of_the_half_file(block: onnx.ModelProto, monkeypatch
 
     plain, half = value("snr>=1"), value("snr>=1", precision="bf16")
     assert half < plain
-    with pytest.raises(InputError, match=r"snr of 'y' is .* in bf16 and was .* in int8 with float32"):
+    with pytest.raises(InputError, match=r"snr of 'y' is .* in bf16, but was .* in int8 with float32"):
         # scales in bfloat16 cost int8 itself a part of what lies between
         value(f"snr>={half + (plain - half) / 8}", precision="bf16")
 

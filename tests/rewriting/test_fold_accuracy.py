@@ -114,7 +114,7 @@ def test_one_channel_of_many_counts() -> None:
     weight[300, 77] = 1e-3
     nodes: list[Node] = [("Sub", ["x", "m"], "d", {}), ("Div", ["d", "s"], "h", {}), ("MatMul", ["h", "w"], "y", {})]
     _, summary = optimize_norms(net(nodes, ["B", 512], {"m": mean, "s": std, "w": weight}))
-    assert "in channel 77 the error" in summary.findings[0].reason
+    assert "the error in channel 77" in summary.findings[0].reason
 
 
 def test_folding_into_the_op_before_is_judged_too() -> None:

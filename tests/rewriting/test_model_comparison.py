@@ -173,7 +173,7 @@ def test_cleaning_up_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normdeploy.graphs.simplification.simplify", wrong)
     result = normdeploy.export(ByHand().eval(), (torch.randn(2, 16),), inputs=["x:float32[batch,16]"])
     assert [f.status for f in result.summary.findings] == ["fused"]
-    assert any("left unsimplified: at batch=" in note for note in result.notes)
+    assert any("not simplified: at batch=" in note for note in result.notes)
     epsilons = [a.f for n in result.proto.graph.node for a in n.attribute if a.name == "epsilon"]
     assert epsilons == [np.float32(1e-5)]
 
