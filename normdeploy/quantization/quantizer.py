@@ -326,7 +326,7 @@ def _describe_granularity(c: LayerCandidate) -> str:
     if c.plan.block:
         return f"{c.plan.form.name} in blocks of {c.plan.block}"
     if c.plan.axis is not None:
-        return f"{c.plan.form.name} per channel ({c.outputs} channels)"
+        return f"{c.plan.form.name} for each of {c.outputs} channels"
     return c.plan.form.name
 
 

@@ -30,7 +30,7 @@ FIRST = LayerReport(
     "encoder.0.query",
     "n",
     "quantized",
-    weight="int8 per channel (384 channels)",
+    weight="int8 for each of 384 channels",
     activation="int8",
     low=-3.175,
     high=3.175,
@@ -70,7 +70,7 @@ def shown(account: QuantizationReport, width: int = 200) -> str:
 def test_the_table_has_every_layer_metric_and_exclusion() -> None:
     lines = shown(ACCOUNT).splitlines()
     first = next(line for line in lines if "encoder.0.query" in line)
-    for cell in ("quantized", "int8 per channel (384 channels)", "int8, scale 0.025", "2.5e-03"):
+    for cell in ("quantized", "int8 for each of 384 channels", "int8, scale 0.025", "2.5e-03"):
         assert cell in first
     assert "gamma and beta, smooth" in first
     assert "it costs most" in next(line for line in lines if "(o)" in line)
