@@ -347,7 +347,7 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
     )
     notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
     if "onnxruntime run" in first.proved:
-        proved = (*finding.proved, "onnxruntime run of a similar norm")
+        proved = (*finding.proved, "onnxruntime run of its like")
     else:
         proved = finding.proved
     return replace(finding, certificate=certificate, notes=notes, proved=proved)

@@ -88,7 +88,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_likes_have_their_own_gamma_and_beta(guesses: list[bool]) -> None:
     summary = optimized([drawn(i) for i in range(OF_A_KIND + 3)])
     assert sum(guesses) >= OF_A_KIND + 2
-    assert [f.proved[-1] for f in summary.findings[-3:]] == ["onnxruntime run of a similar norm"] * 3
+    assert [f.proved[-1] for f in summary.findings[-3:]] == ["onnxruntime run of its like"] * 3
     assert [f.proved[-1] for f in summary.findings[:OF_A_KIND]] == ["onnxruntime run"] * OF_A_KIND
     last = summary.findings[-1].certificate
     assert last is not None
