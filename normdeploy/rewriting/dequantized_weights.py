@@ -297,7 +297,7 @@ def _layout_scale(
                     f"DequantizeLinear of opset {graph.opset} supports only one scale for all channels; "
                     "export with opset 13"
                 )
-                return Refusal(f"{why} or above", "")
+                return Refusal(f"{why} or higher", "")
             return first.reshape(-1), {"axis": axis}
     if share.side != "output":
         where = "input"
