@@ -329,7 +329,7 @@ def test_a_kernel_whose_meaning_fails_is_not_used(monkeypatch: pytest.MonkeyPatc
         raise ValueError("out of luck")
 
     monkeypatch.setitem(DEFINITIONS, "LayerNorm", fails)
-    stays(LN.proto(), "LayerNorm can't be followed: ValueError: out of luck")
+    stays(LN.proto(), "LayerNorm can't be evaluated: ValueError: out of luck")
 
 
 PLANS = {name: m for name, m in MODELS.items() if m.plugins}
@@ -358,7 +358,7 @@ def test_statistics_of_something_else_are_not_taken(other: dict[str, int], monke
     monkeypatch.setitem(DEFINITIONS, "NormStatistics", lambda m, inputs, attrs: right(m, inputs, {**attrs, **other}))
     _, account = plugins(MODELS["GroupNormalization"].portable(), sizes={"b": 1, "h": 128, "w": 128})
     assert account[0].form == "native node"
-    assert "statistics of (axis, groups, channels_last)" in account[0].reason
+    assert "statistics for (axis, groups, channels_last) =" in account[0].reason
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_parameter_that_is_off_by_two_ulp_is_found(
     monkeypatch.setattr(PluginPlanner, "make_constant", off)
     (told,) = plugins(proto)[1]
     assert told.form == "native node"
-    assert "is more than half an ulp from" in told.reason
+    assert "differs by more than half an ulp from" in told.reason
 
 
 # ------------------------------------------------------------------ functions

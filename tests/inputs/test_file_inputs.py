@@ -229,7 +229,7 @@ def test_optimize_drops_a_shape_that_the_nodes_contradict(tmp_path: Path, stated
     text = CONTRADICTED.replace("STATED", stated).replace("WEIGHTS", ", ".join(["0.5"] * 216))
     onnx.save(onnx.parser.parse_model(text), tmp_path / "wrong.onnx")
     result = normdeploy.optimize(tmp_path / "wrong.onnx", precision="fp16")
-    assert any(f"'y' is stated as [{stated}] and computed as [n, 6, 5, 5]" in note for note in result.notes)
+    assert any(f"'y' is declared as [{stated}] but computed as [n, 6, 5, 5]" in note for note in result.notes)
     onnx.checker.check_model(result.proto, full_check=True)
 
 
@@ -246,7 +246,7 @@ def test_optimize_drops_a_type_that_the_nodes_contradict() -> None:
             y = Div (centered, deviation)
         }"""
     result = normdeploy.optimize(onnx.parser.parse_model(text))
-    assert any("'mean' is stated as int64 and computed as float" in note for note in result.notes)
+    assert any("'mean' is declared as int64 but computed as float" in note for note in result.notes)
     assert [node.op_type for node in result.proto.graph.node] == ["LayerNormalization"]
 
 

@@ -213,7 +213,7 @@ def test_pattern_that_walks_through_everything_is_refused(tmp_path: Path, monkey
     (tmp_path / "fleet.toml").write_text(
         '[models.a]\nsource="**/*.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
     )
-    with pytest.raises(InputError, match="looks at more than 200000 files"):
+    with pytest.raises(InputError, match="scans more than 200000 files"):
         read_fleet(tmp_path / "fleet.toml")
 
 

@@ -396,7 +396,7 @@ def test_a_transposed_convolution_of_long_strides_is_not_written_out(runs: Serve
 def test_what_an_attribute_makes_large_is_not_evaluated(op: str, attributes: dict[str, list[int]]) -> None:
     """1e8 elements of 4 or 9: in float64 0.8 GB for each channel and sample."""
     given = [np.ones((1, 1, 2, 2)), np.ones((1, 1, 3, 3))][: 1 if op == "AveragePool" else 2]
-    with pytest.raises(evaluator.UnsupportedOp, match=r"makes \d+ elements; at most 67108864 are computed"):
+    with pytest.raises(evaluator.UnsupportedOp, match=r"creates \d+ elements; the limit is 67108864"):
         evaluator.evaluate_node(op, given, attributes, opset=17)
 
 
