@@ -206,9 +206,9 @@ def test_unfitting_weights_and_missing_inputs_are_printed_in_one_message(tmp_pat
         "    bias",
         "  1 not in the model:",
         "    scale",
-        "Check the factory's arguments, or choose other weights with --key. Besides, Linear needs example inputs: say"
-        " what they look like with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is"
-        " Linear(input)",
+        "Check the factory's arguments, or choose other weights with --key. Also, Linear needs example inputs: "
+        "describe them with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is "
+        "Linear(input)",
     ]
 
 

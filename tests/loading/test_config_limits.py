@@ -120,7 +120,7 @@ def test_a_decoder_has_a_limit_of_its_own() -> None:
 
 def test_what_is_stated_is_taken_and_not_said() -> None:
     assert seq(traced("arange", ("seq=1:4:20",), max_position_embeddings=50)) == ("seq=1:4:20", "")
-    with pytest.raises(InputError, match=r"seq=1:4:200 goes beyond the model's 1 to 100"):
+    with pytest.raises(InputError, match=r"seq=1:4:200 exceeds the model's range 1 to 100"):
         traced("arange", ("seq=1:4:200",))
 
 
@@ -361,6 +361,6 @@ def test_sizes_that_torch_excludes_are_left_out() -> None:
     result = normdeploy.export(Shifted().eval(), inputs=inputs)
     assert any("words=3:8:64" in note for note in result.notes)
     with pytest.raises(
-        InputError, match=r"words=2:4:8 was asked for, but torch can't trace the model with 2 in line .*: begin at 3"
+        InputError, match=r"words=2:4:8 was requested, but torch can't trace the model with 2 in line .*: start at 3"
     ):
         normdeploy.export(Shifted().eval(), inputs=inputs, dims=["words=2:4:8"])
