@@ -70,7 +70,7 @@ class RuntimeCrash(GraphError):
 # Exit code where nothing failed and something was not run: no GPU, or a package that is missing.
 NOT_RUN = 3
 # How the message begins then, whatever the verb.
-NEITHER = "not run, so neither right nor wrong"
+NEITHER = "not run, so neither passed nor failed"
 
 
 class RuntimeUnavailable(NormdeployError):

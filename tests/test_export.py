@@ -405,7 +405,7 @@ class Bessel(nn.Module):
 
 def test_an_operator_without_onnx_form_is_named() -> None:
     made = model(nn.Sequential(nn.Linear(4, 4), Bessel()), spec("x", BATCH, 4))
-    with pytest.raises(ExportError, match=r"no form of the operator \w+\.bessel_j0.*in module '1'") as error:
+    with pytest.raises(ExportError, match=r"no equivalent of the operator \w+\.bessel_j0.*in module '1'") as error:
         export_to_proto(made)
     assert "\n" not in str(error.value)
 

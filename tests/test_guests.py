@@ -266,7 +266,7 @@ def test_the_packages_plugin_takes_its_place_in_tensorrt(
         "plugin_namespace": b"guests",
         "plugin_version": b"1",
     }
-    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, taken to compute what the body says"
+    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, assumed to compute the same as the body"
     assert [(i.op, i.form) for i in account] == [("guests.ClampedScaleNorm", said)] * 2
     assert list_plugin_packages(model) == [("guests", "ClampedScaleNorm")]
     run = onnx.reference.ReferenceEvaluator(model, new_ops=[Standin])
@@ -321,9 +321,9 @@ def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> Non
             theirs.infer({"x": x.astype(np.float64)})
     race = normdeploy.bench(written[0], rounds=1, runners="reference")
     assert "reference (clamped-scale-norm)" in {entry.runtime for entry in race.entries}
-    with pytest.raises(InputError, match="no installed package brings a runtime 'other'; there are 'reference'"):
+    with pytest.raises(InputError, match="no installed package provides a runtime 'other'; choose from 'reference'"):
         normdeploy.run(written[0], runner="other")
-    with extensions.disabled(), pytest.raises(InputError, match="none brings any"):
+    with extensions.disabled(), pytest.raises(InputError, match="no runtime is provided"):
         normdeploy.verify(Net().eval(), written[0], X, runners="reference")
 
 
@@ -480,11 +480,11 @@ def test_a_rule_that_is_broken(
 
 
 RUNTIMES = {
-    "no runner": (("    def infer(", "    def infers("), "no normdeploy.runtimes.Runner: it lacks infer"),
+    "no runner": (("    def infer(", "    def infers("), "not a normdeploy.runtimes.Runner: it lacks infer"),
     "can't open": (("onnx.load(path)", "onnx.load('nothing')"), "can't open 'net.onnx'"),
     "raises": (("return dict(zip(", "1 / 0\n        return dict(zip("), "fails: ZeroDivisionError"),
     "ends the process": (("return dict(zip(", "raise SystemExit(0)\n        return dict(zip("), "fails: SystemExit: 0"),
-    "other names": (("self._model.output_names,", "['z'],"), r"gives \['z'\] where the outputs are"),
+    "other names": (("self._model.output_names,", "['z'],"), r"returns \['z'\], but the outputs are"),
 }
 
 

@@ -214,7 +214,7 @@ def _derive_range(
         else:
             best = example or max(low, DEFAULT_SIZES[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
-        source = source if high is not None else "nothing says more"
+        source = source if high is not None else "no known limit"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
             f"the dim {wished} exceeds the model's range {low} to "

@@ -114,7 +114,7 @@ class EagerRunner(_TorchRunner):
                 return self._call_graph(inputs, self._lifted)
         except _NodeFailed as failed:
             raise InputError(
-                f"the model does not run on these inputs: {failed}; give sizes and values that it takes"
+                f"the model does not run on these inputs: {failed}; pass sizes and values that it accepts"
             ) from failed
 
 
@@ -167,7 +167,7 @@ class ModuleRunner(_TorchRunner):
             torch.backends.mha.set_fastpath_enabled(fused)
         outputs = user_outputs(self._model.program)
         if len(returned) != len(outputs):
-            raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
+            raise InputError(f"the module returns {len(returned)} values, but its trace {len(outputs)}")
         return self._name_user_outputs(returned)
 
 
@@ -272,8 +272,8 @@ class Float64Runner(_TorchRunner):
                 return self._call_graph(inputs, lifted)
         except _NodeFailed as failed:
             raise NormdeployError(
-                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the"
-                " operator has no float64 form and there is nothing to compare with"
+                f"the float64 reference can't be run: {failed}; if the model itself runs on these inputs, the "
+                "operator has no float64 implementation, so there is no reference to compare with"
             ) from failed
 
 

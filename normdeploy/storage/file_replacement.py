@@ -68,13 +68,15 @@ def resolve_writable_path(path: PathLike) -> Path:
     try:
         if not target.parent.is_dir():
             raise NormdeployError(
-                f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first"
+                f"can't write {str(path)!r}: the folder {target.parent.name!r} does not exist; create it first"
             )
         if target.exists() and not target.is_file():
-            raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
+            raise NormdeployError(
+                f"can't write {str(path)!r}: it exists and is not a regular file; choose another name"
+            )
     except OSError as error:
         # For example, the name is too long.
-        raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; give another name") from error
+        raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; choose another name") from error
     return target
 
 
@@ -101,8 +103,8 @@ def temporary_beside(target: Path) -> Iterator[Path]:
             raise
         free = shutil.disk_usage(target.parent).free
         raise NormdeployError(
-            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); make room or"
-            " choose another folder. What stood there before is untouched"
+            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); free space "
+            "or choose another folder. An existing file is unchanged"
         ) from error
     finally:
         path.unlink(missing_ok=True)

@@ -32,7 +32,9 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
         {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"},
     )
     assert same == policy
-    with pytest.raises(InputError, match=r"rule for the output 'out:0', which the model does not have; it has \['x'\]"):
+    with pytest.raises(
+        InputError, match=r"rule is for the output 'out:0', which the model does not have; its outputs are \['x'\]"
+    ):
         policy.check(["x"])
     assert not parse_policy(None, None)
 
@@ -102,7 +104,7 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
     alone = read_policy(file).policy
     both = parse_policy("logits=2:0", None).merge_under(alone).require_default(False)
     assert (rules(both, "logits"), both.required) == (["tolerance 2:0"], True)
-    with pytest.raises(InputError, match="and none is; give a tolerance or a metric too, or leave --also-default"):
+    with pytest.raises(InputError, match="there are none; pass a tolerance or a metric too, or omit it"):
         parse_policy(None, None).merge_under(alone).require_default(False)
 
 

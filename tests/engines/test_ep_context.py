@@ -147,7 +147,7 @@ def test_our_verbs_say_what_the_file_is(
     done = CliRunner().invoke(app, [name if part == "FILE" else part for part in verb])
     assert isinstance(done.exception, GraphError), done.output
     said = str(done.exception)
-    assert said.startswith(f"{name} holds, in the place of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
+    assert said.startswith(f"{name} holds, instead of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
     assert "compute capability 86,120 by version 1." in said
     assert "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13" in said
     assert said.endswith("give the ONNX file that it was made of, 'my model.onnx'")

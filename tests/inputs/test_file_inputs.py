@@ -103,7 +103,7 @@ STRINGS = """<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x) => (flo
         (STRINGS, "a.onnx: the output 'label' is strings; only numbers are compared: give the index"),
         (
             TEXT.replace("int64[n, m] i", "string[n] i"),
-            "a.onnx: the input 'i' takes strings; only tensors of numbers can be given",
+            "a.onnx: the input 'i' takes strings; only numeric tensors can be passed",
         ),
     ],
 )
@@ -171,9 +171,9 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
         ("sr=nan", "can't be read"),
         ("sr=1e999", "can't be read"),
         ("sr=missing.npy", "there is no file 'missing.npy'"),
-        ("sr=0.5:2", "'sr' is int64, and its values are stated as 0.5:2; write whole numbers"),
+        ("sr=0.5:2", "'sr' is int64, but its values are stated as 0.5:2; write integers"),
         ("sr=99999999999999999999", "which holds -9223372036854775808 to 9223372036854775807"),
-        ("x[n,5]", "dim 1 of the input 'x' is 4, and --input says 5"),
+        ("x[n,5]", "dim 1 of the input 'x' is 4, but --input says 5"),
     ],
 )
 @pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])

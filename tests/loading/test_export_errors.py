@@ -84,11 +84,14 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     ),
     "checked distribution": (checked, r"a distribution validates its values in .*line \d+ of .*validate_args=False"),
     "numpy": (lambda x: torch.from_numpy(x.numpy()), "calls numpy in module 'part'"),
-    "sparse": (lambda x: torch.sparse.mm(x.to_sparse(), x.T), r"no form of the operator aten._to_sparse.default in"),
+    "sparse": (
+        lambda x: torch.sparse.mm(x.to_sparse(), x.T),
+        r"no equivalent of the operator aten._to_sparse.default in",
+    ),
     "slice": (lambda x: x[1:-1] * 1, "sizes below 4: start there, with --dim b=4:5:9"),
     "longer slice": (lambda x: x[2:-2].sum(0), "the size 5, or computes differently at that size.*another size"),
     "multiples": (windows, "which sizes of b=2:5:9 the model accepts.*pass a range of multiples with --dim"),
-    "remainder": (lambda x: (x * 9).long() % x.shape[0], "can't write an argument that follows from a dynamic size"),
+    "remainder": (lambda x: (x * 9).long() % x.shape[0], "can't write an argument that depends on a dynamic size"),
 }
 
 

@@ -59,8 +59,8 @@ def test_inline_ranges_and_aliases() -> None:
         (["x[2]{a:b}"], [], "range"),
         (["x[2]{}"], [], "range"),
         (["x[2]", "x[3]"], [], "'x' is given 2 times"),
-        (["x[b=1:2:3]", "y[b=1:2:4]"], [], "'b' is given twice: b=1:2:3, and b=1:2:4"),
-        (["x[b=1:2:3]"], ["b=1:2:4"], "'b' is given twice"),
+        (["x[b=1:2:3]", "y[b=1:2:4]"], [], "'b' is declared twice: b=1:2:3, and b=1:2:4"),
+        (["x[b=1:2:3]"], ["b=1:2:4"], "'b' is declared twice"),
         (["x[b]"], ["b"], "NAME=MIN:OPT:MAX"),
         (["x[b]"], ["b=1:2"], "can't be read"),
     ],
@@ -369,7 +369,7 @@ def test_names_and_ranges_for_a_program(saved: Path) -> None:
         (["ids[b,s]", "types[b,t]"], [], "'s' and 't' are always equal"),
         ([], ["d1=1:4:12"], "d1=1:4:12.*2 to 12"),
         ([], ["d1=2:4:13"], "d1=2:4:13.*2 to 12"),
-        ([], ["seq=2:4:8"], "'seq' belongs to no input: the dynamic dims are d0, d1"),
+        ([], ["seq=2:4:8"], "'seq' is not in any input: the dynamic dims are d0, d1"),
     ],
 )
 def test_wishes_that_contradict_a_program(saved: Path, inputs: list[str], dims: list[str], message: str) -> None:
@@ -463,7 +463,7 @@ def test_flags_that_contradict_each_other() -> None:
         from_module(Sum().eval(), (torch.ones(2, 3),) * 2, inputs=["x[b,3]", "y[b,3]"], dynamic_shapes=shapes)
     with pytest.raises(InputError, match="without example arguments"):
         from_module(Sum().eval(), inputs=["x[2,3]", "y[2,3]"], dynamic_shapes=shapes)
-    with pytest.raises(InputError, match="'c' belongs to no input: the dynamic dims are b"):
+    with pytest.raises(InputError, match="'c' is not in any input: the dynamic dims are b"):
         _bounds(Sum(), ["x[b]", "y[b]"], ["c=1:2:3"])
 
 

@@ -68,10 +68,10 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not run on calibration sample 0"):
         convert_to_half(proto, "fp16", [{"x": X[0]}])
     (tmp_path / "bad.npz").write_bytes(b"no zip")
-    with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
+    with pytest.raises(InputError, match=r"is not an \.npz file of arrays"):
         load_samples([tmp_path / "bad.npz"])
     np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
-    with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
+    with pytest.raises(InputError, match=r"is not an \.npz file of arrays"):
         load_samples([tmp_path / "pickled.npz"])
 
 

@@ -110,7 +110,7 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
         " Relu(z) }"
     )
     edited(monkeypatch, norm_optimizer, "optimize_with_steps", unknown)
-    with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):
+    with pytest.raises(GraphError, match=r"not the optimized file, so nothing was written: .*NoSuchOp"):
         normdeploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
     assert not list(tmp_path.iterdir())
     normdeploy.optimize(relu, tmp_path / "m.onnx", runtime="tensorrt", compare_limit=0)
@@ -162,7 +162,7 @@ OTHERS = ', "my.own": 1'
     ],
 )
 def test_optimize_file_that_does_not_run_is_refused(proto: onnx.ModelProto, words: str, tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=f"the file given does not run, and nothing is written: .*{words}"):
+    with pytest.raises(GraphError, match=f"the input file does not run, so nothing was written: .*{words}"):
         normdeploy.optimize(proto, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
     normdeploy.optimize(proto, tmp_path / "m.onnx", runtime="tensorrt")

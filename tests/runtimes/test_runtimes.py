@@ -280,7 +280,7 @@ def test_perturbed_moves_everything_by_the_unit() -> None:
 @pytest.mark.parametrize(
     ("feeds", "said"),
     [
-        ({}, r"is not given \['x'\]"),
+        ({}, r"needs the inputs \['x'\]"),
         ({"x": np.zeros((2, 3), np.float32), "y": np.zeros(1)}, r"has no inputs \['y'\]"),
         ({"x": np.zeros((2, 3))}, "'x' is float32, it was given float64"),
         ({"x": np.zeros((2, 4), np.float32)}, r"shape \[n, 3\], it was given \[2, 4\]"),
@@ -382,7 +382,7 @@ def test_onnxruntime_s_refusals_are_told_apart(tmp_path: Path) -> None:
     runner = OrtRunner(onnx_model("y = Relu(x)"))
     with pytest.raises(InputError, match="does not run the model on these inputs"):
         runner.infer({"x": np.zeros((2, 9), np.float32)})
-    with pytest.raises(InputError, match=r"is not given \['x'\]"):
+    with pytest.raises(InputError, match=r"needs the inputs \['x'\]"):
         runner.infer({"z": np.zeros((2, 8), np.float32)})
 
 
@@ -410,7 +410,7 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no engine"):
         TrtRunner(tmp_path / "none.engine")
     (tmp_path / "junk.engine").write_bytes(b"\x08\x0a junk")
-    with pytest.raises(InputError, match="is no TensorRT engine"):
+    with pytest.raises(InputError, match="is not a TensorRT engine"):
         TrtRunner(tmp_path / "junk.engine")
     (tmp_path / "full.engine").write_bytes(b"ftrt and more")
     assert trt_runner.read_runtime(tmp_path / "full.engine") == "tensorrt"
@@ -438,7 +438,7 @@ def test_one_process_drives_one_of_the_two() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "tensorrt_rtx\n"
-    assert "RuntimeUnavailable: TensorRT can't be used in a process that has been using TensorRT-RTX" in done.stderr
+    assert "RuntimeUnavailable: TensorRT can't be used in a process that already uses TensorRT-RTX" in done.stderr
 
 
 def test_an_engine_knows_its_profiles() -> None:

@@ -64,7 +64,7 @@ def test_rounding_agrees_and_a_wrong_answer_does_not() -> None:
     endless = np.where(np.isnan(holed), np.inf, holed)
     assert find_disagreement([endless], [endless], unit)
     for other in (np.where(np.isnan(holed), -np.inf, holed), holed):
-        assert "another infinity" in str(find_disagreement([other], [endless], unit).reason)
+        assert "other NaN or infinite elements" in str(find_disagreement([other], [endless], unit).reason)
     whole = np.arange(5)
     assert find_disagreement([whole], [whole], unit).error == 0.0
     assert "1 of 5 integers" in str(find_disagreement([np.array([0, 1, 2, 3, 5])], [whole], unit).reason)
@@ -251,7 +251,7 @@ def test_sizes_that_nothing_says_are_taken_and_told(files: Path) -> None:
             "'batch' is given the size 100000; the model takes 1 to",
         ),
         (["right.onnx"], {"sizes": {"batch": 2}, "feeds": {}}, InputError, "inputs were given"),
-        (["right.onnx"], {"feeds": {"z": np.zeros(3)}}, InputError, "is not given ['x']"),
+        (["right.onnx"], {"feeds": {"z": np.zeros(3)}}, InputError, "needs the inputs ['x']"),
         (["some.engine"], {}, RuntimeUnavailable, "TensorRT-RTX (some.engine): "),
         (["missing.onnx"], {}, NormdeployError, "missing.onnx"),
         (["right.onnx"], {"norm_impl": ["fast"]}, InputError, "no form 'fast'"),
@@ -432,5 +432,5 @@ def test_both_ends_of_a_range_are_sizes_that_the_model_takes() -> None:
     for size in (2, 8):
         bench_given.check_sizes({"n": size}, {"n"}, [dim])
     for size in (1, 9):
-        with pytest.raises(InputError, match="the model takes 2 to 8"):
+        with pytest.raises(InputError, match="the model accepts 2 to 8"):
             bench_given.check_sizes({"n": size}, {"n"}, [dim])

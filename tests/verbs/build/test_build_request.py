@@ -59,10 +59,13 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimization_level": 6}, "no --optimization-level: level 6 was asked for, and it goes to 5; leave"),
+        ({"optimization_level": 6}, "no --optimization-level: level 6 was requested, but it uses 5; leave"),
         ({"version_compatible": True}, "no --version-compatible: .* its engines run with the version that built them"),
         ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; say which GPUs with --compute-capability"),
-        ({"timing_cache": "times"}, "no --timing-cache: it says that timing caches are no-ops in it; it times nothing"),
+        (
+            {"timing_cache": "times"},
+            "no --timing-cache: it reports that its timing caches are no-ops; it times nothing",
+        ),
     ],
 )
 def test_options_that_tensorrt_rtx_lacks(options: dict[str, Any], said: str, model: Path) -> None:
@@ -177,10 +180,14 @@ def test_what_tensorrt_is_told(tensorrt: Any, model: Path) -> None:
         ("REFIT", {"refit": True}, "no --refit: it has no builder flag REFIT; leave --refit out"),
         ("WEIGHT_STREAMING", {"weight_streaming": True}, "no --weight-streaming: it has no builder flag WEIGHT_STREAM"),
         ("VERSION_COMPATIBLE", {"version_compatible": True}, "it has no builder flag VERSION_COMPATIBLE"),
-        ("lean", {"version_compatible": True}, "want of the lean runtime; install .*pip install tensorrt-lean"),
+        (
+            "lean",
+            {"version_compatible": True},
+            "because the lean runtime is missing; install .*pip install tensorrt-lean",
+        ),
         ("SAME_COMPUTE_CAPABILITY", {"hardware_compatibility": "same-compute-capability"}, "it has no hardware compat"),
-        ("WORKSPACE", {"workspace": 1}, "no --workspace: it has no limit of the workspace"),
-        ("level", {"optimization_level": 4}, "level 4 was asked for, and it goes to 3"),
+        ("WORKSPACE", {"workspace": 1}, "no --workspace: it has no workspace limit"),
+        ("level", {"optimization_level": 4}, "level 4 was requested, but it uses 3"),
     ],
 )
 def test_what_tensorrt_lacks_is_refused_by_name(

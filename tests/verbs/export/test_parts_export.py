@@ -132,7 +132,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
 def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "mine").write_text("kept")
-    with pytest.raises(NormdeployError, match="not an empty folder; give another name"):
+    with pytest.raises(NormdeployError, match="not an empty folder; choose another name"):
         normdeploy.export_parts(folder, tmp_path / "made")
     with pytest.raises(NormdeployError, match="no folder 'nowhere'; make it first"):
         normdeploy.export_parts(folder, tmp_path / "nowhere" / "made")

@@ -234,7 +234,7 @@ def test_a_hugging_face_dataset(folder: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InputError, match=r"has no labels 'right'; it holds \['x', 'label'\]"):
         verified(folder, metric="y=accuracy_drop<=1", dataset=tmp_path, labels="right")
     for other, said in (
-        ({"train": 1, "test": 2}, r"holds the splits \['train', 'test'\]; give the folder of one: '.*train'"),
+        ({"train": 1, "test": 2}, r"holds the splits \['train', 'test'\]; pass the folder of one: '.*train'"),
         (FakeDataset({"z": [1]}), r"has no \['x'\]"),
         (FakeDataset({"x": []}), "has no samples"),
         (FakeDataset({"x": [[1.0] * 8, [1.0] * 7]}), "samples of different sizes"),
@@ -299,8 +299,8 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(
         ({"metric": "best=accuracy_drop<=0.5", "dataset": 0, "labels": "right"}, "it is int64, not floating"),
         ({"dataset": 0, "labels": "left"}, r"'labelled\.npz' has no labels 'left'; it holds \['x', 'right'\]"),
         ({"dataset": 0, "labels": "x"}, "the labels 'x' are an input of the model"),
-        ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; whole numbers are needed"),
-        ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is needed"),
+        ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; integers are required"),
+        ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is required"),
         ({"dataset": np.zeros(36, int)}, "holds 36 labels 'right' and 37 samples"),
         (
             {"dataset": np.full(37, 6)},
@@ -360,13 +360,16 @@ def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) 
     report = tmp_path / "r.json"
     for options, said in (
         (["--tolerance", "y=1"], "can't be read; write ABS:REL"),
-        (["--tolerance", "z=1:1"], "output 'z', which the model does not have; it has ['y', 'best']"),
+        (["--tolerance", "z=1:1"], "output 'z', which the model does not have; its outputs are ['y', 'best']"),
         (["--metric", "cosine"], "in a shell within quotes"),
         (["--metric", "best=cosine:0.9"], "it is int64, not floating"),
         (["--policy", str(tmp_path / "broken.toml")], "is no TOML"),
         (["--map", "a=b"], "names 'b', which is no input or output of the model"),
-        (["--also-default"], "or leave --also-default (in a policy file also-default) out"),
-        (["--policy", str(tmp_path / "alone.toml")], "or leave --also-default (in a policy file also-default) out"),
+        (["--also-default"], "--also-default (in a policy file also-default) adds the default rule"),
+        (
+            ["--policy", str(tmp_path / "alone.toml")],
+            "--also-default (in a policy file also-default) adds the default rule",
+        ),
         (["--dataset", "data.npz"], "give a metric or a tolerance"),
     ):
         arguments = ["verify", "right.onnx", "off.onnx", "--inputs", "in.npz", "--report", str(report), *options]
