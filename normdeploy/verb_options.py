@@ -228,44 +228,42 @@ class LoadingOptions:
     model: str | None = option_field(
         None,
         "--model",
-        "Factory of the model that a weights file is loaded into, such as mypackage.nets:Encoder.",
+        "Makes the model that a file of weights is put into, such as mypackage.nets:Encoder.",
         metavar="MODULE:FACTORY",
     )
     model_args: Mapping[str, Any] | None = option_field(
         None,
         "--model-arg",
-        "Argument for the factory, as a Python literal or text. Repeatable.",
+        "An argument of the factory, as a Python literal or text. Repeatable.",
         metavar="NAME=VALUE",
         type=list[str] | None,
         read=parse_factory_arguments,
     )
-    key: str | None = option_field(None, "--key", "Checkpoint entry that contains the weights.")
-    trust: bool = option_field(False, "--trust", "Run code that the file contains (a pickled module, for example).")
+    key: str | None = option_field(None, "--key", "Which entry of a checkpoint holds the weights.")
+    trust: bool = option_field(False, "--trust", "Run code that the file brings along (a pickled module, for example).")
     imports: Sequence[str] = option_field(
         (),
         "--import",
-        "Module to import first, to register operators or output classes. Repeatable.",
+        "Import first, to register operators or output classes. Repeatable.",
         metavar="MODULE",
         type=list[str] | None,
     )
     inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'Input, such as "ids:int64\[n,s]{0:999}": dtype, shape, values. Repeatable.',
+        r'An input, such as "ids:int64\[n,s]{0:999}": dtype, shape, values. Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )
     dims: Sequence[str] = option_field(
-        (), "--dim", "Range of a dynamic dim. Repeatable.", metavar="NAME=MIN:OPT:MAX", type=list[str] | None
+        (), "--dim", "The range of a dynamic dim. Repeatable.", metavar="NAME=MIN:OPT:MAX", type=list[str] | None
     )
-    eval: bool = option_field(False, "--eval", "Switch the model to eval mode.")
+    eval: bool = option_field(False, "--eval", "Put the model in eval mode where it is not.")
     task: str | None = option_field(
-        None, "--task", "Task of a Hugging Face folder, such as feature-extraction or text-generation."
+        None, "--task", "Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation."
     )
     part: str | None = option_field(
-        None,
-        "--part",
-        "Part of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; default: the whole.",
+        None, "--part", "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole."
     )
     dynamic_shapes: Any = None
     code: Mapping[str, str] | None = None
@@ -301,85 +299,86 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Choose between equivalent standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt "
-        "or tensorrt-rtx.",
+        "Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or"
+        " tensorrt-rtx.",
         metavar="RUNTIME",
         type=Runtime,
     )
     provider: str = option_field(
-        "cpu", "--provider", "With --runtime onnxruntime: execution provider of the file, cpu or cuda."
+        "cpu", "--provider", "cpu or cuda: for --runtime onnxruntime, where the file will run."
     )
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "portable: own ops, with bodies that run anywhere, for norms without a standard op.",
+        "portable: our own ops, with bodies that run anywhere, for norms that no standard op says.",
         type=Fuse,
     )
 
     # Required proofs.
     strict: bool = option_field(
-        False, "--strict", "Fail if a rewrite fails its certificate; by default, the rewrite is undone."
+        False, "--strict", "A rewrite that fails its certificate is an error; without it, the rewrite is undone."
     )
     strict_proof: bool = option_field(
         False,
         "--strict-proof",
-        "Fail if a certificate is not exact, or if a rewrite turns a number into NaN at Inf.",
+        "A rewrite whose certificate is not exact is an error, or that makes NaN of a number at Inf.",
     )
 
     # Half precision.
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision (also float16 or bfloat16), except values that it can't hold; default: float32.",
+        "Compute in half precision (float16 and bfloat16 are understood too), but for what it can't hold; float32"
+        " without it.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "Inputs by name: find values that half precision can't hold; with --quantize, samples. Repeatable.",
+        "Inputs, by name, to see what half precision can't hold; with --quantize samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
-    keep_io: bool = option_field(False, "--keep-io", "With --precision: keep inputs and outputs in float32.")
+    keep_io: bool = option_field(False, "--keep-io", "With --precision: inputs and outputs stay float32.")
 
     # Quantization.
     quantize: str | None = option_field(
         None,
         "--quantize",
-        "Run linear layers and convolutions in int8 or FP8, or store their weights in INT4 (QDQ).",
+        "Let linear layers and convolutions compute in int8 or FP8, or hold their weights in INT4 (QDQ).",
         type=Quantize | None,
     )
     calibration: str | None = option_field(
         None,
         "--calibration",
-        "With --quantize: method for ranges of the samples: minmax (default), entropy or percentile.",
+        "With --quantize: how ranges are taken of the samples, minmax (without it), entropy or percentile.",
         metavar="METHOD",
         type=Calibrator | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: threshold to reach on samples that do not calibrate, such as cosine:0.995; layers stay "
-        "float until the file reaches it. Repeatable.",
+        "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
+        " stay float until it does. Repeatable.",
         metavar=r"'\[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     dynamic: bool = option_field(
         False,
         "--dynamic",
-        "With --quantize int8: compute ranges while the model runs, in onnxruntime; no samples needed.",
+        "With --quantize int8: take ranges while the model runs, in onnxruntime; without samples.",
     )
     rotate: bool = option_field(
         False,
         "--rotate",
-        "With --quantize: first rotate the residual stream and attention values by Hadamard matrices, if that is "
-        "proved to change nothing.",
+        "With --quantize: rotate the residual stream and the values of attentions by Hadamard matrices first, where"
+        " that is proved to change nothing.",
     )
     keep_float: Sequence[str] = option_field(
         (),
         "--keep-float",
-        "With --quantize: layer that stays float, by its module or its result; * matches any characters. Repeatable.",
+        "With --quantize: a layer that stays float, by its module or its result; * stands for any letters. Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
     )
@@ -388,7 +387,7 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Compare the whole model before and after if its weights have at most this many bytes.",
+        "Compare the whole model before and after up to these bytes of weights.",
         metavar="BYTES",
         minimum=0,
     )
