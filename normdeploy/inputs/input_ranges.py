@@ -76,7 +76,7 @@ def resolve_input_ranges(
         elif most is not None and most.high > 1:
             taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
             notes.append(
-                f"sizes chosen because none were stated: {taken[name]} (the rows of {most.source!r}); pass others "
+                f"sizes assumed because none were stated: {taken[name]} (the rows of {most.source!r}); state others "
                 "with --dim"
             )
         else:
