@@ -170,8 +170,8 @@ def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
         kinds = "fiub"
     if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):
         raise InputError(
-            f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which is not {spec.dtype} without loss;"
-            " convert it"
+            f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which can't become {spec.dtype} without "
+            "loss; convert it"
         )
     return value.astype(wanted)
 

@@ -190,7 +190,7 @@ def _derive_range(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
-            # Every size is below this bound, so it is no limit.
+            # Every size is below this bound, so it does not limit anything.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high = upper

@@ -180,7 +180,7 @@ def _require_timing_cache(config: Any, path: Path) -> None:
         cache = config.create_timing_cache(data)
         taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
     if any("no-op" in str(w.message) for w in raised):
-        raise OptionNotTaken("timing_cache", "it reports that its timing caches are no-ops")
+        raise OptionNotTaken("timing_cache", "it reports that its timing caches do nothing")
     if not taken:
         raise OptionNotTaken(
             "timing_cache",

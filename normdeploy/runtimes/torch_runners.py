@@ -178,7 +178,7 @@ class HalfRunner(_TorchRunner):
     Inputs are given in the model's own dtypes and rounded; floating outputs are in ``half``. An operator without a
     kernel for ``half`` runs in float32 and its result is rounded. Finite constants beyond the range of ``half``, such
     as masks, become its largest or lowest number. An upcast to float32 in the model becomes ``half`` too: in a graph
-    traced in float32 it can't be told from a cast back.
+    traced in float32 it can't be distinguished from a cast back.
     """
 
     name = EagerRunner.name

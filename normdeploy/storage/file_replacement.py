@@ -1,8 +1,8 @@
 """Replace files so that nothing half-written ever appears under its final name.
 
 An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed
-to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, can be told
-apart from files that another process is writing, and are removed.
+to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, differ
+from files that another process is writing, and are removed.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ CASES: dict[str, tuple[nn.Module, str, str]] = {
     "channels last": (
         nn.Conv2d(3, 8, 3),
         "x[b,32,32,3]",
-        r"the Conv2d expects 3 channels in dim 1 but got the shape \[8, 32, 32, 3\]: the channels are last; pass --input"
-        r" 'x\[b,3,32,32\]'$",
+        r"the Conv2d expects 3 channels in dim 1 but got the shape \[8, 32, 32, 3\]: the channels are last; pass"
+        r" --input 'x\[b,3,32,32\]'$",
     ),
     "channels": (
         nn.Conv1d(3, 8, 3),

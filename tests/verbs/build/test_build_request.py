@@ -64,7 +64,7 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
         ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; say which GPUs with --compute-capability"),
         (
             {"timing_cache": "times"},
-            "no --timing-cache: it reports that its timing caches are no-ops; it times nothing",
+            "no --timing-cache: it reports that its timing caches do nothing; it times nothing",
         ),
     ],
 )
