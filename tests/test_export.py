@@ -168,7 +168,8 @@ class ChannelsByPosition(nn.Module):
 def test_a_dim_that_came_out_fixed_is_an_error() -> None:
     made = model(ChannelsByPosition(), spec("x", BATCH, SEQ, 8), auto=True)
     with pytest.raises(
-        InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"
+        InputError,
+        match=r"dim 'seq' \(axis 1 of input 'x'\) was requested to range from 2 to 16, but the model fixes it at 5",
     ):
         export_to_proto(made)
 

@@ -442,7 +442,7 @@ def test_a_domain_that_is_taken(domain: str, plain: Path, tmp_path: Path, monkey
 
 def test_two_packages_of_one_domain_or_one_op(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (install(tmp_path, monkeypatch, GOOD) for _ in range(2))
-    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both bring"):
+    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both provide"):
         normdeploy.optimize(plain, fuse="portable")
     monkeypatch.undo()
     first, second = (install(tmp_path, monkeypatch, GOOD, name=f"domain{i}") for i in range(2))

@@ -302,7 +302,7 @@ def test_norms_in_bodies_stay() -> None:
     )
     written, account = plugins(model.proto())
     assert [a.form for a in account] == ["native node"] * 2
-    assert "a body of If, Loop or Scan, which is left as it is" in account[0].reason
+    assert "a body of If, Loop or Scan, which is not changed" in account[0].reason
     assert not any(is_plugin(n) for n in written.graph.node)
 
 
@@ -542,7 +542,7 @@ def test_the_first_release_that_takes_kernels_gets_them(version: str) -> None:
 def test_what_can_t_be_asked_for() -> None:
     with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser supports no plugins"):
         implement_norms(LN.proto(), norm_impl="plugin", runtime="tensorrt-rtx")
-    with pytest.raises(InputError, match="'fused'; it is one of native, plugin, auto"):
+    with pytest.raises(InputError, match="'fused'; choose one of native, plugin, auto"):
         norm_implementations.check_norm_impl("fused", "tensorrt")
 
 

@@ -90,9 +90,9 @@ def pipe(path: Path) -> Path:
         (lambda p: private_file(p, x25519.X25519PrivateKey.generate()), "of kind X25519"),
         (lambda p: text(p, b""), "no private key"),
         (lambda p: text(p, b"\x00" * 100), "no private key"),
-        (lambda p: text(p, b"x" * 2**20), "no file, or has more"),
+        (lambda p: text(p, b"x" * 2**20), "not a file, or has more"),
         (lambda p: public_file(text(p, b""), ed25519.Ed25519PrivateKey.generate().public_key()), "no private key"),
-        (pipe, "no file"),
+        (pipe, "not a file"),
         (lambda p: p, "can't be read"),
     ],
 )

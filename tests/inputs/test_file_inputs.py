@@ -167,10 +167,10 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
     ("text", "message"),
     [
         ("rate=5", r"no input 'rate'; it has \['sr', 'x'\]"),
-        ("sr=9:2", "the range 9:2 of the input 'sr' holds no value"),
+        ("sr=9:2", "the range 9:2 of the input 'sr' is empty"),
         ("sr=nan", "can't be read"),
         ("sr=1e999", "can't be read"),
-        ("sr=missing.npy", "there is no file 'missing.npy'"),
+        ("sr=missing.npy", "file not found: 'missing.npy'"),
         ("sr=0.5:2", "'sr' is int64, but its values are stated as 0.5:2; write integers"),
         ("sr=99999999999999999999", "which holds -9223372036854775808 to 9223372036854775807"),
         ("x[n,5]", "dim 1 of the input 'x' is 4, but --input says 5"),
@@ -195,7 +195,7 @@ def test_floats_of_a_file_are_no_values_of_an_integer_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("rate.npy", np.ones(1, np.float32))
-    with pytest.raises(InputError, match="'sr' is int64, and the file of its values holds float32"):
+    with pytest.raises(InputError, match="'sr' is int64, but the file of its values holds float32"):
         normdeploy.optimize(rate_file, inputs=["sr=rate.npy"])
 
 

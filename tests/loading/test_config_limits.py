@@ -169,7 +169,8 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
     inputs = ["pixel_values[batch,3,height,width]"]
     monkeypatch.setattr(live_module, "export_narrowing", exported)
     with pytest.raises(
-        ExportError, match=r"^the second. Before, with batch=1:8:1048576, height=1:16:16, width=1:16:16: the first$"
+        ExportError,
+        match=r"^the second. An earlier try with batch=1:8:1048576, height=1:16:16, width=1:16:16 failed: the first$",
     ) as raised:
         from_module(Vision().eval(), inputs=inputs)
     assert str(raised.value.__cause__) == "the first"
@@ -181,7 +182,7 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
 def test_the_summary_says_what_was_taken_and_how_to_change_it(tmp_path: Path) -> None:
     result = normdeploy.export(Text("arange").eval(), inputs=TEXT, output=tmp_path / "m.onnx")
     said = (
-        "sizes taken where none were stated: batch=1:8:64 (no known limit), seq=1:8:100 (the rows of"
+        "sizes assumed because none were stated: batch=1:8:64 (no known limit), seq=1:8:100 (the rows of"
         " 'positions.weight'); "
     )
     assert told(result) == [f"{said}state others with --dim"]
@@ -272,15 +273,15 @@ def test_what_is_not_stated_follows_from_a_table_or_is_asked_for(bare: Path) -> 
     result = normdeploy.optimize(bare, dims=["batch=1:2:4"])
     assert read_record(result.proto)["inputs"][0].shape[1] == Dim("seq", 1, 8, 100)
     assert told(result) == [
-        "sizes taken where none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
+        "sizes assumed because none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
     ]
     with pytest.raises(InputError, match=r"the range of the dim 'batch' is unknown: also pass"):
         normdeploy.optimize(bare, dims=["seq=1:2:4"])
     (hint,) = told(normdeploy.optimize(bare))
     assert (
         hint
-        == "the sizes of 'seq' are not recorded, and 'positions.weight' has rows for 100: --dim seq=1:8:100 records"
-        " that"
+        == "the sizes of 'seq' are not recorded, but 'positions.weight' has rows for 100: --dim seq=1:8:100 records"
+        " the range"
     )
 
 

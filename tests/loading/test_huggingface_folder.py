@@ -353,9 +353,9 @@ def test_a_task_keeps_its_own_outputs(tmp_path: Path) -> None:
 
 
 def test_unknown_tasks_and_parts_are_named() -> None:
-    with pytest.raises(InputError, match=r"no task 'translate'.*text2text-generation"):
+    with pytest.raises(InputError, match=r"unknown task 'translate'.*text2text-generation"):
         find_task("translate")
-    with pytest.raises(InputError, match=r"no part 'half'.*decoder-with-past"):
+    with pytest.raises(InputError, match=r"unknown part 'half'.*decoder-with-past"):
         require_part_name("half")
     assert find_task("causal-lm-with-past").past
 

@@ -58,7 +58,7 @@ def test_inline_ranges_and_aliases() -> None:
         (["x[2]{0:1e999}"], [], "no value"),
         (["x[2]{a:b}"], [], "range"),
         (["x[2]{}"], [], "range"),
-        (["x[2]", "x[3]"], [], "'x' is given 2 times"),
+        (["x[2]", "x[3]"], [], "'x' is passed 2 times"),
         (["x[b=1:2:3]", "y[b=1:2:4]"], [], "'b' is declared twice: b=1:2:3, and b=1:2:4"),
         (["x[b=1:2:3]"], ["b=1:2:4"], "'b' is declared twice"),
         (["x[b]"], ["b"], "NAME=MIN:OPT:MAX"),
@@ -459,7 +459,7 @@ def test_inputs_by_position_keep_their_own_names() -> None:
 
 def test_flags_that_contradict_each_other() -> None:
     shapes = ({0: ExportDim("b", min=1, max=9)}, None)
-    with pytest.raises(InputError, match="given twice"):
+    with pytest.raises(InputError, match="passed twice"):
         from_module(Sum().eval(), (torch.ones(2, 3),) * 2, inputs=["x[b,3]", "y[b,3]"], dynamic_shapes=shapes)
     with pytest.raises(InputError, match="without example arguments"):
         from_module(Sum().eval(), inputs=["x[2,3]", "y[2,3]"], dynamic_shapes=shapes)
@@ -501,7 +501,7 @@ def test_one_original_name_may_be_kept_where_all_are_renamed() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["ids", "labels", "a", "b", "c"], "'labels' is the name of input 5: put it there"),
+        (["ids", "labels", "a", "b", "c"], "'labels' is the name of input 5: move it there"),
         (
             ["ids", "maks"],
             r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or pass all 5 .* \(passed: 2\)",

@@ -73,7 +73,7 @@ def test_load_python_file_that_does_not_say_enough_names_what_there_is(folder: P
 
 
 def test_load_python_file_that_is_not_there_or_fails_is_refused(folder: Path) -> None:
-    with pytest.raises(LoadError, match="there is no file"):
+    with pytest.raises(LoadError, match="file not found"):
         load(f"{folder}/none.py:Net")
     (folder / "bad.py").write_text("1 / 0\n")
     with pytest.raises(InputError, match="can't be run: ZeroDivisionError"):

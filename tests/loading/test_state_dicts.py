@@ -349,7 +349,7 @@ def test_load_index_that_leads_out_of_its_folder_is_refused(net: Any, tmp_path: 
 
 def test_weights_alone_without_inputs_name_model_and_inputs_at_once(net: Any) -> None:
     torch.save(net.state_dict(), "w.pt")
-    with pytest.raises(LoadError, match=r"--model package\.module:factory\. Say too .*--input 'x:float32"):
+    with pytest.raises(LoadError, match=r"--model package\.module:factory\. Also describe .*--input 'x:float32"):
         load("w.pt")
 
 
@@ -357,7 +357,7 @@ def test_weights_alone_without_inputs_name_model_and_inputs_at_once(net: Any) ->
 def test_factory_that_fails_without_inputs_names_both_at_once(net: Any, model: str) -> None:
     torch.save(net.state_dict(), "w.pt")
     package = net.where.partition(".")[0]
-    with pytest.raises(InputError, match=r"(can't be imported|has no 'Other'|on purpose).*Say too .*--input"):
+    with pytest.raises(InputError, match=r"(can't be imported|has no 'Other'|on purpose).*Also describe .*--input"):
         load("w.pt", model=model.format(package=package))
 
 
@@ -389,7 +389,7 @@ def test_all_missing_and_unknown_arguments_of_a_class_are_named_at_once() -> Non
         make_model("torch.nn:Linear", {"in_feature": 3, "outs": 4})
     for fault in (
         "needs 'in_features', 'out_features'",
-        "does not take 'in_feature', 'outs'",
+        "does not accept 'in_feature', 'outs'",
         "--model-arg NAME=VALUE",
     ):
         assert fault in str(raised.value)

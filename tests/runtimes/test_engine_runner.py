@@ -169,7 +169,7 @@ def test_a_weight_budget_is_set_where_weights_can_be_streamed(monkeypatch: pytes
         assert runner._engine.weight_streaming_budget_v2 == 1000  # type: ignore[attr-defined]
     with normdeploy.open_runner(path, weight_budget=0) as runner:
         assert runner._engine.weight_streaming_budget_v2 == 0  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match=r"the weight budget is 1001 bytes; TensorRT \(m\.plan\) takes 0 to 1000"):
+    with pytest.raises(InputError, match=r"the weight budget is 1001 bytes; TensorRT \(m\.plan\) accepts 0 to 1000"):
         normdeploy.open_runner(path, weight_budget=1001)
     with pytest.raises(InputError, match=r"has no weights that can be streamed, .* build it with --weight-streaming"):
         normdeploy.open_runner(placed(monkeypatch, tmp_path, library()), weight_budget=5)
@@ -218,5 +218,5 @@ def test_caches_that_can_not_be(rtx: Path, engine_file: Path, tmp_path: Path) ->
     (tmp_path / "m.plan").write_bytes(b"vtrt and more")
     with pytest.raises(InputError, match="would replace the engine"):
         normdeploy.open_runner(tmp_path / "m.plan", runtime_cache=tmp_path / "m.plan")
-    with pytest.raises(NormdeployError, match="there is no folder 'none'"):
+    with pytest.raises(NormdeployError, match="the folder 'none' does not exist"):
         normdeploy.open_runner(tmp_path / "m.plan", runtime_cache=tmp_path / "none" / "cache")

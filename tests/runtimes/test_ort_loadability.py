@@ -35,7 +35,7 @@ X = torch.randn(1, 3, 6, 6, dtype=torch.float64)
 def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with pytest.raises(
-        ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 "
+        ExportError, match=r"nothing was written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 "
     ) as error:
         normdeploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
     assert "--runtime tensorrt" in str(error.value)
@@ -75,7 +75,7 @@ def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.M
 
     edited(monkeypatch, export_function, "export_without_weights", wrong_bias)
     net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
-    with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
+    with pytest.raises(ExportError, match=r"loads it but does not run it: .*bias must be a 1D tensor"):
         normdeploy.export(net, (x,))
 
 
@@ -216,5 +216,5 @@ def test_trouble_bfloat16_kept_as_integers_is_read() -> None:
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     edited(monkeypatch, half_conversion, "convert_to_half", lambda proto: proto.graph.node[0].ClearField("input"))
-    with pytest.raises(GraphError, match="would not run in fp16, and nothing is written"):
+    with pytest.raises(GraphError, match="would not run in fp16, so nothing was written"):
         normdeploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")

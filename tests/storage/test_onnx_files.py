@@ -93,7 +93,7 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
     else:
         path = tmp_path / "missing" / "out"
     before = names(tmp_path)
-    with pytest.raises(NormdeployError, match=r"can't write.*(not a regular file|no folder 'missing')"):
+    with pytest.raises(NormdeployError, match=r"can't write.*(not a regular file|the folder 'missing' does not exist)"):
         write_bytes(path, b"x")
     assert names(tmp_path) == before
 
@@ -330,7 +330,7 @@ def test_norms_of_other_tools_in_the_standards_domain_are_read(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no file"),
+        (None, "file not found"),
         (b"", "contains no graph"),
         (b"not an onnx file at all", "not an ONNX file, or is truncated"),
         (
@@ -385,7 +385,7 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data, _: data.unlink(), "not in the model's folder; copy it there"),
+        (lambda data, _: data.unlink(), "missing from the model's folder; copy it there"),
         (lambda data, _: os.truncate(data, 20_000), "needs 16384 bytes .* which has 20000; the file is truncated"),
         (lambda _, entries: entries["length"].__setattr__("value", "400"), "needs 16384 bytes but refers to 400 bytes"),
         (lambda _, entries: entries["offset"].__setattr__("value", "-1"), "refers to 16384 bytes at -1"),
@@ -394,7 +394,7 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
         (lambda _, entries: entries["location"].__setattr__("value", "a\0b"), "broken reference"),
         (
             lambda _, entries: entries["location"].__setattr__("value", "a" * 5000),
-            "broken reference|not in the model's folder",
+            "broken reference|missing from the model's folder",
         ),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_team_follows_what_its_key_signed(inside: Path, team: Path, monkeypatc
     monkeypatch.delenv(record_signing.TEAM_KEY)
     as_another_process(inside)
     with pytest.raises(
-        InputError, match=r"'model.onnx.sig' beside it is signed by .* whose key NORMDEPLOY_KEY does not name"
+        InputError, match=r"'model.onnx.sig' next to it is signed by .* whose key is not in NORMDEPLOY_KEY"
     ):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
@@ -296,7 +296,7 @@ def other_module(project: Path) -> None:
         (text("x" * (2 << 20)), "no team signature is next to it"),
         (pipe, "no team signature is next to it"),
         (other_model, "'weights.pt' is not the file that was exported"),
-        (other_module, "'factory.py' is not the module of this name that was signed"),
+        (other_module, "'factory.py' differs from the signed module of this name"),
     ],
 )
 def test_code_is_not_run_for_a_file_that_an_attacker_touched(

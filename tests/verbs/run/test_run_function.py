@@ -74,7 +74,7 @@ def test_arrays_are_viewed_not_copied() -> None:
     [
         ({"x": None}, r"needs the inputs \['x'\]"),
         ({"w": np.zeros(1)}, r"has no inputs \['w'\]"),
-        ({"x": np.zeros((3, 4))}, "'x' is float32, it was given float64; convert it"),
+        ({"x": np.zeros((3, 4))}, "'x' is float32, but got float64; convert it"),
         ({"x": np.zeros(4, np.float32)}, r"x:float32\[n, 4\], but got the shape \[4\]"),
         ({"x": np.zeros((3, 5), np.float32)}, r"x:float32\[n, 4\], but got the shape \[3, 5\]"),
         ({"z": np.zeros((2, 4), np.float32)}, "the dim 'n' is 3 in input 'x', but 2 in input 'z'"),
@@ -110,7 +110,7 @@ def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
         (model, {"profile_index": 0}, "is no engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),
-        (tmp_path / "none", {}, "there is no file"),
+        (tmp_path / "none", {}, "file not found"),
     ]:
         with pytest.raises(InputError, match=said):
             normdeploy.open_runner(path, **options)  # type: ignore[arg-type]

@@ -172,14 +172,14 @@ def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
 
     (tmp_path / "empty").mkdir()
     for dataset, said in (
-        (npz("a.npz", y=DATA), r"'a.npz' has no \['x'\]; the model takes \['x'\], it holds \['y'\]"),
+        (npz("a.npz", y=DATA), r"'a.npz' has no \['x'\]; the model expects \['x'\], the dataset has \['y'\]"),
         (npz("b.npz", x=DATA[:0]), "has {'x': 0} samples"),
         (
             npz("c.npz", x=DATA[:, :3]),
-            r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], it was given \[8, 3\]",
+            r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], but got \[8, 3\]",
         ),
         (npz("d.npz", x=np.full((2, 8), "a")), "holds 'x' as <U1"),
-        (tmp_path / "none.npz", "there is no file"),
+        (tmp_path / "none.npz", "file not found"),
         (tmp_path / "empty", "a folder without .npz files"),
     ):
         with pytest.raises(InputError, match=said):
