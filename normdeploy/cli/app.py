@@ -1,4 +1,4 @@
-"""The command line: one verb for each stage (``normdeploy.cli``)."""
+"""Define the command line, with one verb for each stage (``normdeploy.cli``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .verbose import add_common_options
 
 
 class _BareFlagHelp:
-    """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
+    """Mixin that shows flags without a type: typer prints <bool> after a flag, as if it took a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]
@@ -46,7 +46,7 @@ class _BuildCommand(_BareFlagHelp, build.RepeatedValuesCommand):
 
 app = typer.Typer(
     cls=_VerbGroup,
-    help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
+    help="Export PyTorch models to onnxruntime and TensorRT, with every normalization fused or folded and proved.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,49 +80,49 @@ app.command(cls=_VerbCommand)(add_common_options(bench.bench))
 app.command(cls=_VerbCommand)(add_common_options(package.package))
 app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
 
-of_fleets = typer.Typer(cls=_VerbGroup, no_args_is_help=True, help="Many models, many targets: run what has changed.")
+of_fleets = typer.Typer(
+    cls=_VerbGroup, no_args_is_help=True, help="Run many models on many targets; only changed ones run again."
+)
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
     of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))
 app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:
-    """Run the command line; a user's error is one message on standard error and exit code 1.
+    """Run the command line.
 
-    A package or a GPU that is missing is exit code 3, in every verb.
+    A user's error prints one message on standard error and exits with 1. A missing package or GPU exits with 3.
     """
     supervise_in_child()
     if not sys.warnoptions:
-        # the libraries' own remarks; what the user should know is in the report
+        # Libraries warn about their own internals; the report has all that a user needs.
         warnings.simplefilter("ignore")
-    # What libraries log without a handler would go to the terminal as it is, with a file's names in it.
+    # Without a handler, libraries would log unescaped names from a file to the terminal.
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
-        # A terminal may not know the letters of a name, or our own dashes.
+        # A terminal's encoding may lack characters of a name.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     signals.watch_signals()
     try:
         app()
     except RuntimeUnavailable as error:
-        # Nothing was found wrong, and nothing was found right.
+        # The result is neither right nor wrong.
         _exit_with_error(str(error), NOT_RUN)
     except NormdeployError as error:
         _exit_with_error(str(error))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+            _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; use a shorter one")
         if error.errno == errno.ENOSPC and error.filename is None:
-            # files are written by storage.atomic, which tells it itself
-            # what is left would be written at the exit
+            # Errors of files name the file, so this one is standard output's. Drop its buffer, or Python would write
+            # it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _exit_with_error(f"can't write to standard output: {error.strerror}; make room")
+            _exit_with_error(f"can't write to standard output: {error.strerror}; free some space")
         raise
     except MemoryError as error:
-        _exit_with_error(
-            f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
-        )
+        _exit_with_error(f"out of memory: {error or 'no memory left'}; use smaller sizes or a larger machine")
     finally:
         signals.restore_default_sigint()
 

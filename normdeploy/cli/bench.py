@@ -19,18 +19,20 @@ from .options import ReportingOptions
 def bench(
     sources: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content."),
+        typer.Argument(
+            metavar="FILE...", help="One model, ONNX files and engines, in any order; recognized by content."
+        ),
     ] = None,
     *,
     options: BenchOptions,
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
-    answer, 3 where none does and a file was not run.
+    """Race a model in eager mode and torch.compile, ONNX files and engines, in turns.
 
-    Options that were given to export need not be given again; those that run code only where you or your team signed
-    them (docs/teams.md).
+    Exit code 1 if one gives a wrong answer, 3 if none does and a file was not run.
+
+    Options recorded by export apply again; those that run code only if signed by you or your team (docs/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

@@ -17,7 +17,7 @@ from .options import OnnxFile, Output, ReportingOptions
 
 
 class RepeatedValuesCommand(TyperCommand):
-    """Lets one option take several values, as in ``--compute-capability 8.6 8.9 12.0``, by repeating it."""
+    """Command with an option that accepts several values, as in ``--compute-capability 8.6 8.9 12.0``."""
 
     option = "--compute-capability"
 
@@ -31,7 +31,7 @@ class RepeatedValuesCommand(TyperCommand):
 
 
 def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: ReportingOptions) -> None:
-    """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
+    """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX builds without a GPU."""
     require_reports(reporting, (source, output))
     with show_progress(reporting.quiet) as progress:
         engine = normdeploy.build(source, output, progress=progress, **as_keywords(options))

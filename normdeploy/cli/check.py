@@ -24,15 +24,16 @@ Format = Literal["text", "json", "sarif"]
 
 @dataclass(frozen=True, kw_only=True)
 class FindingsOptions:
-    """How findings are written."""
+    """Format and file of the findings."""
 
-    form: Format = option_field("text", "--format", "Of the file, or of what is printed where none is given.")
+    form: Format = option_field("text", "--format", "Format of --output, or of the printed findings without --output.")
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
 
 
 def check(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or what export takes.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or any model that export accepts."),
     ],
     failing: FailOption,
     written: FindingsOptions,
@@ -40,8 +41,11 @@ def check(
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
-    read, 3 where nothing is and a runtime that a rule asks is not here."""
+    """Check the normalizations of files in CI.
+
+    Exit code 1 if a finding of --fail-on exists or a file can't be read, 3 if none does and a rule needs a runtime that
+    is not installed.
+    """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files
     from ..verbs.check.sarif import to_sarif
@@ -57,7 +61,7 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    # a file's name may be no text
+    # A file's name may contain bytes that are not text.
     text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())

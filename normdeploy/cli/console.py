@@ -1,4 +1,4 @@
-"""What a verb shows: a bar while it works, tables afterwards, and the report as a file."""
+"""Show the progress and tables of a verb, and write its reports."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ _PRINTED_TO = (1, 2)
 
 
 def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> None:
-    """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes,
-    or in it."""
+    """Check before any work that report and page can be written and replace no file of ``used`` or inside it.
+
+    Args:
+        reporting: Paths of the reports.
+        used: Files and folders that the verb reads or writes.
+    """
     require_writable_report(reporting.report, reporting.html, used)
 
 
 def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
-    """As `require_reports`."""
+    """Check one report and one page as `require_reports` does."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -49,17 +53,17 @@ def require_writable_report(file: Path | None, html: Path | None = None, used: I
             path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None
         )
         if replaced is not None:
-            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
+            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; choose another name")
         taken[target] = path
     if html is not None:
         require_page_libraries()
 
 
 def require_all_run(missed: Iterable[object]) -> None:
-    """End a verb that found nothing wrong with the exit code of what was not run.
+    """Exit with the code for "not run" if ``missed`` names anything.
 
     Raises:
-        RuntimeUnavailable: something that the user named was not.
+        RuntimeUnavailable: a runtime or file that the user named was not run.
     """
     if told := "; ".join(map(str, missed)):
         raise RuntimeUnavailable(told)
@@ -75,7 +79,7 @@ def print_report(result: Renderable, account: Report, reporting: ReportingOption
     if reporting.report is not None or reporting.html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).to_json()
         if reporting.report is not None:
-            # A name that is no text keeps its bytes as JSON writes them.
+            # A name that is not text keeps its bytes as JSON escapes.
             write_bytes(reporting.report, text.encode(errors="backslashreplace"))
         if reporting.html is not None:
             from ..reports.report_page import render_page
@@ -86,7 +90,7 @@ def print_report(result: Renderable, account: Report, reporting: ReportingOption
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the tables where it is a file or a pipe."""
+    """Return a console on standard output, 120 columns wide for a file or a pipe."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -97,9 +101,9 @@ def make_console() -> Console:
 
 @contextmanager
 def silence_output(*, quiet: bool) -> Iterator[None]:
-    """Drop what libraries print while a verb works, where the user wants nothing: they write past Python's streams.
+    """Drop the output of libraries, which bypasses Python's streams, for ``--quiet``.
 
-    The log of ``-v`` is wanted, so nothing is dropped then.
+    With ``-v`` the log is wanted, so nothing is dropped.
     """
     closed = sys.stdout is None or sys.stderr is None
     if not quiet or closed or log.isEnabledFor(logging.INFO):
@@ -117,7 +121,7 @@ def silence_output(*, quiet: bool) -> Iterator[None]:
 
 
 def _redirect_output(targets: Iterable[int]) -> None:
-    """Let standard output and error go there; what the streams hold back goes where it was written to."""
+    """Redirect standard output and error to ``targets``, after a flush to the previous ones."""
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor, target in zip(_PRINTED_TO, targets, strict=True):
@@ -126,9 +130,12 @@ def _redirect_output(targets: Iterable[int]) -> None:
 
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on standard error that is gone afterwards; none where nobody would see it.
+    """Show a transient progress bar if standard error is a terminal.
 
-    A quiet verb has none, and what libraries print is dropped.
+    A quiet verb shows none, and the output of libraries is dropped.
+
+    Yields:
+        Function that updates the bar, or None without a bar.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

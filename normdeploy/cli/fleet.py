@@ -21,29 +21,36 @@ if TYPE_CHECKING:
     from ..fleet.outcomes import FleetRun
     from ..types import Progress
 
-FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="The models, variants and targets.")]
+FleetFile = Annotated[
+    Path, typer.Argument(metavar="FLEET.toml", help="File that lists the models, variants and targets.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
-    """Where the cells of a run are written."""
+    """Files for the cells of a run."""
 
-    html: Path | None = option_field(None, "--html", "Write the page.", metavar="FILE.html")
-    markdown: Path | None = option_field(None, "--markdown", "Write the tables for a pull request.", metavar="FILE.md")
-    report: Path | None = option_field(None, "--report", "Write the cells as JSON.", metavar="FILE.json")
+    html: Path | None = option_field(None, "--html", "Also write the results as an HTML page.", metavar="FILE.html")
+    markdown: Path | None = option_field(
+        None, "--markdown", "Also write the results as Markdown tables for a pull request.", metavar="FILE.md"
+    )
+    report: Path | None = option_field(None, "--report", "Also write the results as JSON.", metavar="FILE.json")
     quiet: bool = repeat_option_field(QuietOption, "quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOptions:
-    """As `FleetOptions`, of one cell."""
+    """`FleetOptions` that apply to one cell."""
 
     store: str | None = repeat_option_field(FleetOptions, "store")
     trust: list[Path] = repeat_option_field(FleetOptions, "trust")
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
-    """Run what is not in the store; exit code 1 where a cell is wrong or failed, 3 where one was not run."""
+    """Run each cell whose result is not in the store.
+
+    Exit code 1 if a cell is wrong or failed, 3 if one was not run.
+    """
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -53,8 +60,10 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
-    """Run the last run's bundles again with what is installed now; exit code 1 where something got worse, 3
-    where a bundle was not run."""
+    """Run the last run's bundles again with the installed libraries.
+
+    Exit code 1 if a result got worse, 3 if a bundle was not run.
+    """
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
     from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
 
@@ -69,7 +78,7 @@ def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> Non
 
 
 def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> None:
-    """Show what is in the store; nothing is run."""
+    """Show the results in the store, without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -83,14 +92,17 @@ def diff(
         typer.Option(
             "--against",
             metavar="LIBRARY=VERSION",
-            help="An update, such as onnxruntime=1.32.0 or driver=580.95; without it what changed here. Repeatable.",
+            help=(
+                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95; without it, the changes on this"
+                " machine. Repeatable."
+            ),
         ),
     ] = None,
     *,
     options: FleetOptions,
     tables: TablesOptions,
 ) -> None:
-    """Show what an update would make stale; nothing is run."""
+    """Show which results an update would make stale, without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -98,22 +110,24 @@ def diff(
     for text in against or ():
         name, equals, version = text.partition("=")
         if not (name and equals and version):
-            raise InputError(f"--against is {text!r}; give a library and a version, such as onnxruntime=1.32.0")
+            raise InputError(f"--against is {text!r}; pass a library and a version, such as onnxruntime=1.32.0")
         versions[name] = version
     _report_run(fleet_commands.preview_update(file, against=versions, **as_keywords(options)), tables)
 
 
 def show(
     file: FleetFile,
-    name: Annotated[str, typer.Argument(help="A cell (model/variant/target), a step of it, or the start of a key.")],
+    name: Annotated[
+        str, typer.Argument(help="A cell (model/variant/target), one of its steps, or the start of a key.")
+    ],
     options: StoredOptions,
-    log: Annotated[bool, typer.Option("--log", help="Print what the step printed.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print each step's log.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Copy what the steps made into a new folder."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Copy the steps' outputs into a new folder."),
     ] = None,
 ) -> None:
-    """Show the steps of a cell in the last run: commands, what they depended on and made, logs."""
+    """Show the steps of a cell in the last run: commands, inputs, outputs and logs."""
     from ..fleet import step_details
     from ..fleet.fleet_tables import show_steps
 
@@ -128,13 +142,15 @@ def publish(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="PLACE", help="oci://HOST/REPOSITORY, mlflow://HOST/EXPERIMENT; oci+http://: by http."
+            "--to",
+            metavar="PLACE",
+            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT; oci+http:// for plain HTTP.",
         ),
     ],
     options: PublishOptions,
     shown: QuietOption,
 ) -> None:
-    """Publish the bundles of verified cells; exit code 1 where one is refused."""
+    """Publish the bundles of verified cells; exit code 1 if one is refused."""
     from ..fleet import publishing
     from ..fleet.fleet_tables import show_published
 
@@ -147,20 +163,20 @@ def publish(
 
 
 def gc(
-    store: Annotated[str, typer.Argument(metavar="STORE", help="A folder or URL.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
     older: Annotated[
-        float, typer.Option("--older", min=0, metavar="DAYS", help="What no run of these days has used may go.")
+        float, typer.Option("--older", min=0, metavar="DAYS", help="Delete objects unused for DAYS.")
     ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without it only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
 ) -> None:
-    """Say what may go from a store, or remove it."""
+    """List unused objects of a store, or delete them."""
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)
     if yes:
         done = "removed"
     else:
-        done = "would be removed; --yes does it"
+        done = "would be removed; run again with --yes to remove them"
     print_line(
         f"{found.runs} runs, {found.steps} steps and {found.objects} objects of {found.objects + found.kept},"
         f" {found.bytes / 1e6:.1f} MB: {done}"
@@ -195,7 +211,11 @@ def _report_run(done: FleetRun, tables: TablesOptions) -> None:
 
 @contextmanager
 def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
-    """Steps done of all, with an estimate of the rest; none where nobody would see it."""
+    """Show a bar of finished steps with the estimated time left, if standard error is a terminal.
+
+    Yields:
+        Function that updates the bar, or None without a terminal or with ``quiet``.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,

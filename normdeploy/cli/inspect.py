@@ -17,13 +17,15 @@ from .options import ReportingOptions
 
 
 def inspect(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or any model that export accepts.")],
     load: LoadingOptions,
     options: InspectOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
-    changes nothing."""
+    """List the normalizations of an ONNX file or a model, how each would be rewritten, and how each runtime runs it.
+
+    Changes nothing.
+    """
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:
         summary = normdeploy.inspect(source, progress=progress, **as_keywords(options), **load.load_keywords)

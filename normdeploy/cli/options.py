@@ -1,5 +1,7 @@
-"""Arguments and options of the command line: those that more than one verb takes, and those made of the fields of
-frozen options (`normdeploy.verb_options`)."""
+"""Define arguments and options that several verbs share, and make typer options from frozen option classes.
+
+The option classes come from `normdeploy.verb_options`.
+"""
 
 from __future__ import annotations
 
@@ -19,59 +21,59 @@ ModelFile = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=(
-            "A model file (.pt, .pt2, .safetensors ...), my_model.py:Net, a Hugging Face folder or its name on the Hub."
+            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, or model name on the Hub."
         ),
     ),
 ]
 Original = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
-    ),
+    typer.Argument(metavar="MODEL", help="Model file, Hugging Face folder, or ONNX file to compare the others with."),
 ]
-OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
+OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="ONNX file.")]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")
+    Path,
+    typer.Option("--output", "-o", help="Output path; an existing file is replaced only once the new one is complete."),
 ]
 
 TrustedKeys = Annotated[
     list[Path] | None,
-    typer.Option("--trust", metavar="PUBLIC.pem", help="Believe only what this key has signed. Repeatable."),
+    typer.Option("--trust", metavar="PUBLIC.pem", help="Accept only content signed with this key. Repeatable."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOption:
-    """What a verb prints."""
+    """Option that turns off a verb's tables."""
 
-    quiet: bool = option_field(
-        False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q"
-    )
+    quiet: bool = option_field(False, "--quiet", "Print errors only, no tables or progress bars.", short="-q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOption:
-    """Where a verb's report goes as JSON."""
+    """Option for the JSON report of a verb."""
 
-    report: Path | None = option_field(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
+    report: Path | None = option_field(None, "--report", "Also write the report as JSON.", metavar="FILE.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlOption:
-    """Where a verb's report goes as a page."""
+    """Option for the HTML report of a verb."""
 
     html: Path | None = option_field(
-        None, "--html", "Write the report as a page too: one file that needs no network.", metavar="FILE.html"
+        None, "--html", "Also write the report as a self-contained HTML page.", metavar="FILE.html"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingOptions(QuietOption, HtmlOption, ReportOption):
-    """Where a verb's report goes."""
+    """Options for the tables and reports of a verb."""
 
     def for_file(self, file: str) -> ReportingOptions:
-        """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
-        encoder_model.onnx."""
+        """Return the options with report paths for one of several files.
+
+        Returns:
+            Options in which ``out.json`` is ``out.encoder_model.json`` for encoder_model.onnx.
+        """
         return replace(self, report=_path_for_file(self.report, file), html=_path_for_file(self.html, file))
 
 
@@ -106,7 +108,7 @@ def _make_typer_option(spelled: Option) -> Any:
 
 
 def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """``parse``, whose errors are those of the command line."""
+    """Return ``parse`` with its InputError raised as the command line's BadParameter."""
 
     def parse_text(text: str) -> Any:
         try:

@@ -17,18 +17,15 @@ from .options import OnnxFile, QuietOption
 
 def package(
     onnx: OnnxFile,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder of the bundle; it appears only when it is whole.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle; appears only once complete.")],
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes beside
-    it.
+    """Write a bundle: a Triton model repository with samples, expected outputs, certificates, versions and hashes.
 
-    Exit code 1 where a runtime is wrong on the samples, as the models are configured, 3 where none is and an engine was
-    not run; the bundle is written then too.
+    Exit code 1 if a runtime is wrong on the samples with the models' configuration, 3 if none is and an engine was not
+    run. The bundle is written in each case.
     """
     with show_progress(shown.quiet) as progress:
         made = normdeploy.package(onnx, output, progress=progress, **as_keywords(options), **load.load_keywords)

@@ -17,11 +17,11 @@ from .options import QuietOption, ReportOption, TrustedKeys
 
 
 def recheck(
-    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `normdeploy package` wrote.")],
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="Bundle that `normdeploy package` wrote.")],
     onnx: Annotated[
         Path | None,
         typer.Option(
-            "--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's."
+            "--onnx", metavar="FILE", help="Newer ONNX file of the same model, to run instead of the bundle's."
         ),
     ] = None,
     trust: TrustedKeys = None,
@@ -29,8 +29,10 @@ def recheck(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
-    worse, 3 where nothing did and an engine was not run."""
+    """Verify a bundle again: compare its hashes, run its samples, and report changes.
+
+    Exit code 1 if a result got worse, 3 if none did and an engine was not run.
+    """
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:
         outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)

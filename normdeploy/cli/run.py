@@ -17,19 +17,17 @@ from .options import Output, QuietOption, ReportingOptions, ReportOption
 
 
 def run(
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An ONNX file or an engine, told apart by their content.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine; recognized by content.")],
     output: Output,
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
+        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Input arrays by name; generated if omitted.")
     ] = None,
     *,
     options: RunOptions,
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
+    """Run an ONNX file or an engine once; write its outputs and generated inputs to .npz files."""
     reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
     require_reports(reporting, [source, output, *([inputs] if inputs else ())])
     with silence_output(quiet=shown.quiet):

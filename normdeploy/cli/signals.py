@@ -1,8 +1,7 @@
-"""Ctrl-C and SIGTERM while a library computes: Python hears of them when that returns, which a Loop without end never
-does.
+"""End the process on Ctrl-C and SIGTERM even if a library never returns, as with an endless Loop node.
 
-The operating system is asked to tell a thread as well (``signal.set_wakeup_fd``). It leaves the verb a moment to unwind
-as usual, and ends the process where that does not happen, with the exit code of a shell: 128 + the signal.
+Python handles signals only between its own instructions. So a thread also receives them (``signal.set_wakeup_fd``): it
+gives the verb `GRACE` seconds to unwind, then ends the process with a shell's exit code, 128 + the signal.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import threading
 
 from ..storage.file_replacement import remove_unfinished
 
-# seconds; a second Ctrl-C shortens them
+# In seconds; a second Ctrl-C ends it.
 GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch_signals() -> None:
-    """From now on, in the main thread of a process that is the command line's own."""
-    # there the wakeup needs a socket, and select takes no pipe
+    """Start to watch signals; call it in the main thread of the command line's process."""
+    # On Windows, the wakeup needs a socket, and select does not accept a pipe.
     if sys.platform == "win32":
         return
     heard, told = os.pipe()
@@ -32,7 +31,7 @@ def watch_signals() -> None:
 
 
 def restore_default_sigint() -> None:
-    """The run is over: Ctrl-C ends the process now. Python, which may wait for threads yet, would print a traceback."""
+    """Let Ctrl-C end the process at once after the run; Python, still waiting for threads, would print a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -42,6 +41,6 @@ def _exit_on_signal(heard: int) -> None:
     select.select([heard], [], [], GRACE)
     remove_unfinished()
     if sys.stderr.isatty():
-        # a progress bar hides the cursor
+        # A progress bar hides the cursor: show it again.
         os.write(2, b"\r\x1b[K\x1b[?25h")
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""``--store`` of the single verbs: what was made of the same input before is taken from a store."""
+"""Add ``--store`` to a verb: return cached results for unchanged inputs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from ..errors import InputError, escape_line
 from ..storage.file_replacement import write_bytes
 from .console import require_writable_report, silence_output
 
-# as `normdeploy.fleet.fleet_commands.STORE`, which brings onnx along
+# Equals `normdeploy.fleet.fleet_commands.STORE`, whose module imports onnx.
 _PLACE = "NORMDEPLOY_STORE"
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="A folder or URL in which results are kept: unchanged input is done at once (NORMDEPLOY_STORE).",
+        help="Folder or URL that caches results; unchanged inputs return at once (NORMDEPLOY_STORE).",
     ),
 ]
 
 
 def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with ``--store``. What it is given says which file is read and which written: arguments and options of
-    the type Path are files, ``output`` is written."""
+    """Return the verb with a ``--store`` option.
+
+    Parameters of type Path are input files, except ``output``, which is written.
+    """
     signature = inspect.signature(verb)
 
     @functools.wraps(verb)
@@ -89,21 +91,21 @@ def _take_from_store(verb: str, signature: inspect.Signature, place: str, given:
 
 def _add_source(sources: dict[str, Path], path: Path) -> None:
     if not path.exists():
-        raise InputError(f"there is no {str(path)!r}; give a file or a folder")
+        raise InputError(f"file not found: {str(path)!r}; pass a file or a folder")
     if sources.setdefault(path.name, path) != path:
         raise InputError(
-            f"{str(sources[path.name])!r} and {str(path)!r} have one name, by which a store tells them apart; copy one"
-            " to another name, or leave --store out"
+            f"{str(sources[path.name])!r} and {str(path)!r} have the same file name, which the store uses as"
+            " the key; copy one to another name, or omit --store"
         )
 
 
 def _option_name(annotation: Any) -> str | None:
-    """The name of an option, "keep_io"; None for an argument."""
+    """Return the name of an option, such as "keep_io", or None for an argument."""
     marks = getattr(annotation, "__metadata__", ())
     option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)
     if option is None:
         return None
-    # typer keeps the first of them as the default
+    # typer stores the first declared flag as the default.
     declared = (option.default, *(option.param_decls or ()))
     name = next(d for d in declared if isinstance(d, str) and d.startswith("--"))
     return name.split("/")[0].removeprefix("--").replace("-", "_")

@@ -1,9 +1,8 @@
-"""Runs the command line in a child process: where a library crashes, the run ends with a message and exit code 1.
+"""Run the command line in a child process, so that a library's crash ends in a message and exit code 1.
 
-onnxruntime, torch and onnx are C++, and a file can make them end their process.
-`normdeploy.ort_sessions.crash_risks` foresees some
-nodes at which they do. A run that crashes elsewhere is repeated with every session of onnxruntime in a child of its
-own, which names the node.
+onnxruntime, torch and onnx are C++, and a file can crash them. `normdeploy.ort_sessions.crash_risks` predicts crashes
+at some nodes. After any other crash the run is repeated with each onnxruntime session in its own child process, which
+names the node.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import NoReturn
 from ..errors import escape_line
 from ..ort_sessions.child_process import REHEARSE_ALL
 
-# What the operating system sends a process that does what it may not, and one that takes too much memory.
+# Signals of a crash; SIGKILL is how the system ends a process that takes too much memory.
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
 # With one of these loaded, there may be threads, which a fork does not copy.
@@ -34,14 +33,19 @@ _INNERMOST = re.compile(r'File "([^"]*)", line \d+ in (\S+)')
 
 @dataclass(frozen=True)
 class _ChildExit:
-    """How the child ended: its status for `os.waitstatus_to_exitcode`, and what faulthandler wrote."""
+    """End of the child process.
+
+    Attributes:
+        status: Status for `os.waitstatus_to_exitcode`.
+        trace: Text that faulthandler wrote.
+    """
 
     status: int
     trace: str
 
     @property
     def crash_signal(self) -> str:
-        """The name of the signal, or "" if the child ended otherwise."""
+        """Return the name of the crash signal, or "" if the child did not crash."""
         code = os.waitstatus_to_exitcode(self.status)
         if code < 0:
             name = signal.Signals(-code).name
@@ -53,16 +57,16 @@ class _ChildExit:
 
 
 def supervise_in_child() -> None:
-    """Return in a child process that does the work. The process that called waits, and exits as the child does.
+    """Fork, and return in the child; the parent waits and exits as the child does.
 
-    Does nothing where a process can't be forked safely.
+    Does nothing if a fork is not safe.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or any(name in sys.modules for name in _LIBRARIES):
         return
     end = _fork_and_wait()
     if end is None:
         return
-    # A process that was killed asks for too much memory again.
+    # A killed process would run out of memory again, so it is not repeated.
     if end.crash_signal and end.crash_signal != "SIGKILL" and REHEARSE_ALL not in os.environ:
         os.environ[REHEARSE_ALL] = "1"
         end = _fork_and_wait()
@@ -72,10 +76,14 @@ def supervise_in_child() -> None:
 
 
 def _fork_and_wait() -> _ChildExit | None:
-    """Fork, and wait for the child. Returns None in the child."""
+    """Fork, and wait for the child.
+
+    Returns:
+        End of the child, or None in the child itself.
+    """
     trace = os.memfd_create("trace")
     numbers = {signal.Signals[name] for name in (*_PASSED_ON, "SIGCHLD")}
-    # Whoever ignores it learns nothing of children.
+    # A parent that ignores SIGCHLD gets no status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     parent = os.getpid()
@@ -110,14 +118,13 @@ def _exit_like_child(end: _ChildExit) -> NoReturn:
     code = os.waitstatus_to_exitcode(end.status)
     if end.crash_signal == "SIGKILL":
         _exit_with_message(
-            "the system killed the run (SIGKILL), most likely because memory ran out; give smaller sizes, or use a"
+            "the system killed the run (SIGKILL), most likely because memory ran out; use smaller sizes or a"
             " larger machine"
         )
     if end.crash_signal:
         _exit_with_message(
-            f"a library crashed ({end.crash_signal}){_crash_location(end.trace)}; nothing is written. Check the "
-            "file with"
-            " onnx.checker or the tool that made it, and leave out what it names"
+            f"a library crashed ({end.crash_signal}){_crash_location(end.trace)}; nothing was written. Check"
+            " the file with onnx.checker or the tool that made it, and remove the part that they report"
         )
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -126,7 +133,7 @@ def _exit_like_child(end: _ChildExit) -> NoReturn:
 
 
 def _crash_location(trace: str) -> str:
-    """Name the library's function in which it crashed, as far as faulthandler wrote it."""
+    """Name the library function that crashed, or return "" if faulthandler wrote none."""
     innermost = _INNERMOST.search(trace)
     if innermost is None:
         return ""

@@ -1,4 +1,4 @@
-"""The options that every verb takes and need not know of: ``-v`` and ``--no-extensions``."""
+"""Add the options that all verbs share: ``-v`` and ``--no-extensions``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Verbose = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Log to standard error what is done; -vv: each attempt too.",
+        help="Log each stage to standard error; -vv: also each attempt.",
     ),
 ]
 NoExtensions = Annotated[
     bool,
-    typer.Option("--no-extensions", help="Leave out what installed packages bring: norms, runtimes, rules, operators."),
+    typer.Option("--no-extensions", help="Ignore norms, runtimes, rules and operators of installed packages."),
 ]
 
 
 def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with these options, and with each parameter that is a group of options (a dataclass) spelled out."""
+    """Return the verb with these options, and with each dataclass of options expanded into single parameters."""
     signature = inspect.signature(verb, eval_str=True)
     groups: dict[str, Any] = {
         n: p.annotation for n, p in signature.parameters.items() if dataclasses.is_dataclass(p.annotation)
@@ -55,7 +55,7 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters += typer_parameters(groups[parameter.name])
         else:
             parameters += [parameter]
-    # In typer's order of options, which is that of the parameters, some without a default stand behind others.
+    # typer orders options as the parameters, and some without a default follow others with one.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [

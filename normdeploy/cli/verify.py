@@ -25,19 +25,19 @@ def verify(
     source: Original,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
+        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder with all parts of a model."),
     ],
     options: VerifyOptions,
     verdict: StrictOption,
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
-    off by more than rounding explains, 3 where nothing failed but a file was not run.
+    """Compare the outputs of files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
-    Options that were given to export need not be given again; those that run code only where you or your team signed
-    them (docs/teams.md).
+    Exit code 1 if an output is off by more than rounding explains, 3 if nothing failed but a file was not run.
+
+    Your tolerances and metrics replace this rule; its result is still reported.
+    Options recorded by export apply again; those that run code only if signed by you or your team (docs/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)
@@ -73,10 +73,10 @@ def _print_failures(parity: Comparison) -> None:
 
 
 def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
-    """The one folder that is given.
+    """Return the folder of parts.
 
     Raises:
-        InputError: there are other files beside it, or options that are for one file alone.
+        InputError: other files were passed too, or options for a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}
@@ -84,11 +84,13 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:
         raise InputError(
-            f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files"
+            f"the folder of parts {str(folder)!r} was passed with {len(files) - 1} more; verify the folder by"
+            " itself, or pass only files"
         )
     if of_one:
         raise InputError(
-            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it"
+            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; omit it, or pass a file in"
+            " that folder"
         )
     return folder
 
@@ -96,7 +98,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
 def verify_parts(
     source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Every part by itself, and one verdict."""
+    """Verify each part by itself, and print one verdict for all."""
     from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
     from ..verbs.verify.verify_tables import parts_verdict
@@ -129,7 +131,7 @@ def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
-    """Each file under its kind, from the second of a kind on with its number: "onnx", "onnx 2", "engine"."""
+    """Return the files by role: "onnx", "onnx 2", "engine"."""
     from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}
