@@ -76,7 +76,7 @@ def test_a_refusal_is_told_and_the_rest_is_quantized() -> None:
 def test_rotation_alone_is_no_wish() -> None:
     with pytest.raises(InputError, match="rotate and keep_float are for quantization alone; ask for it with quantize"):
         normdeploy.optimize(transformer("rms"), rotate=True)
-    with pytest.raises(InputError, match="rotate is 'yes'; it is True or False"):
+    with pytest.raises(InputError, match="rotate is 'yes'; pass True or False"):
         normdeploy.optimize(transformer("rms"), quantize="int4", rotate="yes")  # type: ignore[arg-type]
 
 

@@ -343,7 +343,7 @@ def test_forms_and_files(tmp_path: Path) -> None:
     assert "error   decomposed" in printed  # the log of a CI run shows them too
     assert validated(out.read_text())["invocations"][0]["exitCode"] == 1
     assert run(path, "-q", "--format", "json", "-o", out)[1] == ""
-    with pytest.raises(normdeploy.errors.NormdeployError, match="would be lost"):
+    with pytest.raises(normdeploy.errors.NormdeployError, match="would overwrite the input"):
         run(path, "-o", path)
 
 
@@ -388,7 +388,7 @@ def test_folders_are_searched_for_onnx_files(tmp_path: Path) -> None:
     assert [file.file for file in result.files] == [str(whole), str(broken)]
     assert [bool(file.error) for file in result.files] == [False, True]
     done = CliRunner().invoke(app, ["check", str(tmp_path / "a" / "deep"), "-o", str(broken)])
-    assert "is the input" in str(done.exception)
+    assert "would overwrite the input" in str(done.exception)
     (tmp_path / "empty").mkdir()
     assert "folder without a config.json" in normdeploy.check(tmp_path / "empty").files[0].error
 
