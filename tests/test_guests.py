@@ -304,7 +304,7 @@ def test_its_rule_judges_files(
     assert command(monkeypatch, "check", written[0], "--no-extensions") == 0
     assert rule not in capsys.readouterr().out
     assert command(monkeypatch, "check", written[0], "--no-extensions", "--fail-on", rule) == 1
-    assert f"there is no rule '{rule}'" in capsys.readouterr().err
+    assert f"unknown rule '{rule}'" in capsys.readouterr().err
 
 
 def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> None:
