@@ -96,7 +96,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
         == list(result.seconds)
     )
     assert result.notes == (
-        "sizes taken where none were stated: batch=1:3:64 (nothing says more); state others with --dim",
+        "sizes assumed because none were stated: batch=1:3:64 (nothing says more); state others with --dim",
     )
     assert result.summary.nodes_after == len(result.proto.graph.node) < result.summary.nodes_before
     assert not block.training

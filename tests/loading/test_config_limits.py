@@ -181,7 +181,7 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
 def test_the_summary_says_what_was_taken_and_how_to_change_it(tmp_path: Path) -> None:
     result = normdeploy.export(Text("arange").eval(), inputs=TEXT, output=tmp_path / "m.onnx")
     said = (
-        "sizes taken where none were stated: batch=1:8:64 (nothing says more), seq=1:8:100 (the rows of"
+        "sizes assumed because none were stated: batch=1:8:64 (nothing says more), seq=1:8:100 (the rows of"
         " 'positions.weight'); "
     )
     assert told(result) == [f"{said}state others with --dim"]
@@ -249,7 +249,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path: Path) -> None:
-    assert any("does not say which sizes" in note for note in normdeploy.run(bare).notes)
+    assert any("does not state the sizes" in note for note in normdeploy.run(bare).notes)
     with pytest.raises(InputError, match="give a profile"):
         resolve_profile(graph_inputs(onnx.load(bare)), read_record(onnx.load(bare)).get("inputs", ()))
     out = tmp_path / "out.onnx"
@@ -272,7 +272,7 @@ def test_what_is_not_stated_follows_from_a_table_or_is_asked_for(bare: Path) -> 
     result = normdeploy.optimize(bare, dims=["batch=1:2:4"])
     assert read_record(result.proto)["inputs"][0].shape[1] == Dim("seq", 1, 8, 100)
     assert told(result) == [
-        "sizes taken where none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
+        "sizes assumed because none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
     ]
     with pytest.raises(InputError, match=r"nothing says which sizes the dim 'batch' takes: state it too"):
         normdeploy.optimize(bare, dims=["seq=1:2:4"])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 Onnx: TypeAlias = PathLike | ModelProto | ExportResult
-"""An ONNX file, a model in memory with its weights, or what made one."""
+"""ONNX file, model in memory with its weights, or export result."""
 
 
 _LEAST = {

@@ -125,18 +125,18 @@ def bundle_notes(
         lines.append(f"Triton does not batch: {serving.reason}")
     if aside := [e.path for e in engines if not e.is_served]:
         lines.append(
-            f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they lie outside the"
-            " repository, for recheck and for programs of your own"
+            f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they are"
+            " outside the repository, for recheck and for your own programs"
         )
     if not optimize:
         lines.append(
-            "onnxruntime's optimizer breaks this file, and the configuration turns it off (optimization.graph.level 2)"
+            "onnxruntime's optimizer breaks this file, so the configuration turns it off (optimization.graph.level 2)"
         )
     if certificates == 0:
-        lines.append("the report given holds no certificate: nothing was rewritten")
+        lines.append("the report has no certificates: nothing was rewritten")
     elif certificates is None:
         lines.append(
-            "there are no certificates: give the report that export or optimize wrote (--report) with --report-from"
+            "no certificates: to add them, pass the report of export or optimize (--report) with --report-from"
         )
     return [*lines, *judgement.notes]
 
@@ -148,7 +148,7 @@ def render_readme(name: str, models: Sequence[str], serving: ServingOptions, ref
         Markdown text.
     """
     if serving.max_batch:
-        batch = f"batches of up to {serving.max_batch}, joined dynamically"
+        batch = f"batches of up to {serving.max_batch}, formed dynamically"
     else:
         batch = "one request at a time"
     return f"""# {name}

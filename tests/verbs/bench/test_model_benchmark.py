@@ -228,7 +228,7 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
 def test_sizes_that_nothing_says_are_taken_and_told(files: Path) -> None:
     race = normdeploy.bench([files / "free.onnx"], rounds=1)
     assert race
-    assert any("which sizes N take: N=8 was taken" in note for note in race.notes)
+    assert any("the sizes of N: N=8 was used" in note for note in race.notes)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_values_that_there_are_not(
 
 def test_a_static_file_has_one_profile(model: Path) -> None:
     onnx.save(onnx.parser.parse_model(MODEL.replace("batch", "2")), model)
-    with pytest.raises(InputError, match=r"m\.onnx has no dynamic input, so 2 profiles would be one"):
+    with pytest.raises(InputError, match=r"m\.onnx has no dynamic input, so 2 profiles would be identical"):
         rtx(model, profiles=(), more_profiles=[()])
 
 
@@ -174,12 +174,12 @@ def test_what_tensorrt_is_told(tensorrt: Any, model: Path) -> None:
 @pytest.mark.parametrize(
     ("lacks", "options", "said"),
     [
-        ("REFIT", {"refit": True}, "no --refit: it has no builder flag REFIT; leave --refit out"),
-        ("WEIGHT_STREAMING", {"weight_streaming": True}, "no --weight-streaming: it has no builder flag WEIGHT_STREAM"),
+        ("REFIT", {"refit": True}, "--refit: it has no builder flag REFIT; omit --refit"),
+        ("WEIGHT_STREAMING", {"weight_streaming": True}, "--weight-streaming: it has no builder flag WEIGHT_STREAM"),
         ("VERSION_COMPATIBLE", {"version_compatible": True}, "it has no builder flag VERSION_COMPATIBLE"),
         ("lean", {"version_compatible": True}, "want of the lean runtime; install .*pip install tensorrt-lean"),
         ("SAME_COMPUTE_CAPABILITY", {"hardware_compatibility": "same-compute-capability"}, "it has no hardware compat"),
-        ("WORKSPACE", {"workspace": 1}, "no --workspace: it has no limit of the workspace"),
+        ("WORKSPACE", {"workspace": 1}, "--workspace: it has no limit of the workspace"),
         ("level", {"optimization_level": 4}, "level 4 was asked for, and it goes to 3"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
     told = _exported(folder, tmp_path / named)
     assert told.exit_code == 1
     assert isinstance(told.exception, InputError)
-    assert "all parts are a folder" in str(told.exception)
+    assert "the parts need a folder" in str(told.exception)
     assert f"{named.removesuffix('.onnx')}-onnx" in str(told.exception)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "there"]
     assert (tmp_path / "there").read_text() == "kept"
@@ -144,7 +144,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     [
         (["--input", "x[batch,4]"], "inputs is of one part"),
         (["--model", "a:b"], "model is of one part"),
-        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate holds the inputs of one part"),
+        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],
 )
 def test_options_of_one_part_are_refused(options: list[str], said: str, folder: Path, tmp_path: Path) -> None:

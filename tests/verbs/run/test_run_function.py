@@ -107,7 +107,7 @@ def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
     (tmp_path / "m.onnx").write_bytes(b"ftrt and more")
     for path, options, said in [
         (model, {"provider": "tpu"}, "no provider 'tpu'"),
-        (model, {"profile_index": 0}, "is no engine and has no profile 0"),
+        (model, {"profile_index": 0}, "is not an engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),
         (tmp_path / "none", {}, "there is no file"),
@@ -128,7 +128,7 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it was given the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
-    with pytest.raises(InputError, match="which would be lost"):
+    with pytest.raises(InputError, match="would overwrite the input"):
         normdeploy.run(model, tmp_path / "in.npz", tmp_path / "in.npz")
 
 
