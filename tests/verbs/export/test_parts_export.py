@@ -197,7 +197,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
     assert asked == list(PART_FILES)
     assert told.exit_code == 1, told.output
     assert "1 of 3 parts fail: decoder_model.onnx" in told.output
-    assert "no part has such a name: decoder_model_merged.onnx" in told.output
+    assert "because no part has this name: decoder_model_merged.onnx" in told.output
     normdeploy.export(net, torch.ones(2, 4), output=tmp_path / "made" / "decoder_model.onnx")
     found = normdeploy.verify_parts(folder, tmp_path / "made", seeds=1)
     assert found

@@ -135,7 +135,7 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
 def test_sizes_that_nothing_says_are_those_at_which_the_file_runs(model: Path, tmp_path: Path) -> None:
     usual = normdeploy.run(model)
     assert usual.inputs["x"] == usual.inputs["z"] == "float32[8, 4]"
-    assert any("which sizes n take: n=8 was taken" in note for note in usual.notes)
+    assert any("the sizes of n: n=8 was used" in note for note in usual.notes)
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[n, 1, t] x) => (float[n, 1, s] y) { y = Conv (x, k) }""")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1, 20), np.float32), "k"))

@@ -184,7 +184,7 @@ def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=said):
             verified(folder, metric="y=snr>=5", dataset=dataset)
-    with pytest.raises(InputError, match="a dataset is what given rules are judged on, and there is none"):
+    with pytest.raises(InputError, match="a dataset needs rules to judge the file by, but none were passed"):
         verified(folder, dataset=folder / "data.npz")
 
 
@@ -284,13 +284,13 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"labels": "right"}, r"the labels 'right' are a part of a dataset, and none is given"),
-        ({"metric": "y=accuracy_drop:0.1"}, "accuracy_drop is measured against labels, and there are none"),
+        ({"labels": "right"}, r"the labels 'right' are part of a dataset, but no dataset was passed"),
+        ({"metric": "y=accuracy_drop:0.1"}, "accuracy_drop needs labels, but there are none"),
         (
             {"metric": "y=accuracy_drop:0.1", "dataset": 0},
-            "accuracy_drop is measured against labels, and there are none",
+            "accuracy_drop needs labels, but there are none",
         ),
-        ({"metric": "y=snr>=5", "dataset": 0, "labels": "right"}, "labels are given, and no metric asks for them"),
+        ({"metric": "y=snr>=5", "dataset": 0, "labels": "right"}, "labels were passed, but no metric uses them"),
         (
             {"metric": "y=accuracy_drop>=0.1", "dataset": 0},
             r"the smaller accuracy_drop is, the better; write accuracy_drop<=0\.1",
@@ -304,7 +304,7 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(
         ({"dataset": np.zeros(36, int)}, "holds 36 labels 'right' and 37 samples"),
         (
             {"dataset": np.full(37, 6)},
-            "samples 0 to 7: the label in row 0 of these is 6, and the output has the classes 0 to 5",
+            "samples 0 to 7: the label in row 0 is 6, but the output has the classes 0 to 5",
         ),
     ],
 )
@@ -363,11 +363,11 @@ def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) 
         (["--tolerance", "z=1:1"], "output 'z', which the model does not have; it has ['y', 'best']"),
         (["--metric", "cosine"], "in a shell within quotes"),
         (["--metric", "best=cosine:0.9"], "it is int64, not floating"),
-        (["--policy", str(tmp_path / "broken.toml")], "is no TOML"),
-        (["--map", "a=b"], "names 'b', which is no input or output of the model"),
+        (["--policy", str(tmp_path / "broken.toml")], "is not valid TOML"),
+        (["--map", "a=b"], "names 'b', which is not an input or output of the model"),
         (["--also-default"], "or leave --also-default (in a policy file also-default) out"),
         (["--policy", str(tmp_path / "alone.toml")], "or leave --also-default (in a policy file also-default) out"),
-        (["--dataset", "data.npz"], "give a metric or a tolerance"),
+        (["--dataset", "data.npz"], "pass a metric or a tolerance"),
     ):
         arguments = ["verify", "right.onnx", "off.onnx", "--inputs", "in.npz", "--report", str(report), *options]
         with pytest.MonkeyPatch.context() as patch:
