@@ -107,9 +107,7 @@ def test_a_drop_is_exact_where_shares_are_not() -> None:
 
 def test_labels_that_do_not_fit_the_output() -> None:
     scores = np.eye(4)
-    with pytest.raises(
-        InputError, match=r"samples 3: the label in row 0 is 4, but the output has the classes 0 to 3"
-    ):
+    with pytest.raises(InputError, match=r"samples 3: the label in row 0 is 4, but the output has the classes 0 to 3"):
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2, 4])
     with pytest.raises(InputError, match=r"the label in row 1 is -1"):
         dropped("accuracy_drop<=0", scores, scores, [0, -1, 2, 3])

@@ -120,9 +120,9 @@ def test_strings_in_the_place_of_numbers_fail(rules: dict[str, Any], tmp_path: P
     onnx.save(onnx.parser.parse_model(head + "(string[2, 3] y) { y = Cast <to = 8> (x) }"), tmp_path / "b.onnx")
     found = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx", **rules)
     assert not found
-    assert all("it is a tensor of strings" in r.reason or "it is object" in r.reason for r in found.results if r.file), (
-        found.results
-    )
+    assert all(
+        "it is a tensor of strings" in r.reason or "it is object" in r.reason for r in found.results if r.file
+    ), found.results
 
 
 RATE = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x, int64 sr) => (float[n, 4] y) {

@@ -141,8 +141,7 @@ def test_what_is_recorded_of_another_model_is_not_followed_where_it_means_nothin
     recorded_as("other.onnx", dims=["seq=1:2:3"], inputs=["x[seq,8]"])
     comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1, inputs="x[n,8]")
     assert any(
-        "dims=['seq=1:2:3'], which is ignored: the inputs that you passed have" in note
-        for note in comparison.notes
+        "dims=['seq=1:2:3'], which is ignored: the inputs that you passed have" in note for note in comparison.notes
     )
 
 

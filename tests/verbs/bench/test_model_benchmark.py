@@ -381,9 +381,7 @@ def test_80_columns_break_no_word_and_no_number(times: tuple[float, float, float
         describe_machine(),
         {"median": times[0], "p95": times[1], "p99": times[2], "ratio": 1.34, "interval": (1.11, 1.33), "error": 1e-7},
     )
-    reason = (
-        "its outputs differ from float64 reference: output 0 differs by 3.2e-04 of its largest value; not timed"
-    )
+    reason = "its outputs differ from float64 reference: output 0 differs by 3.2e-04 of its largest value; not timed"
     files = [
         RaceEntry("eager", **ran),
         RaceEntry("onnxruntime CPU", "model.onnx", **ran),

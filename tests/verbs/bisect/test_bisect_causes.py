@@ -172,4 +172,4 @@ def test_a_state_that_the_file_leaves_out_is_named(tmp_path: Path) -> None:
     model.starts = True
     (fault,) = normdeploy.bisect(model, path, (x,), seeds=1).faults
     assert (fault.kind, fault.mended) == ("state", True)
-    assert "starts from zeros, the model from 'start'" in fault.cause
+    assert "starts from zeros, but the model starts from 'start'" in fault.cause

@@ -157,7 +157,9 @@ def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path
         match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1",
     ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["8.6", "9.0"])
-    with pytest.raises(InputError, match=r"can't read the compute capability 'sm86'; write it as NVIDIA does, such as 8\.6"):
+    with pytest.raises(
+        InputError, match=r"can't read the compute capability 'sm86'; write it as NVIDIA does, such as 8\.6"
+    ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["sm86"])
     assert not list(tmp_path.glob("m.engine*"))
 

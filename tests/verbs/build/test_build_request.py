@@ -60,9 +60,15 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
     ("options", "said"),
     [
         ({"optimization_level": 6}, "--optimization-level: level 6 was asked for, and it goes to 5; omit"),
-        ({"version_compatible": True}, "--version-compatible: .* its engines run only with the version that built them"),
+        (
+            {"version_compatible": True},
+            "--version-compatible: .* its engines run only with the version that built them",
+        ),
         ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; name the GPUs with --compute-capability"),
-        ({"timing_cache": "times"}, "--timing-cache: it says that timing caches are no-ops in it; it measures no timings"),
+        (
+            {"timing_cache": "times"},
+            "--timing-cache: it says that timing caches are no-ops in it; it measures no timings",
+        ),
     ],
 )
 def test_options_that_tensorrt_rtx_lacks(options: dict[str, Any], said: str, model: Path) -> None:
@@ -96,7 +102,10 @@ def test_a_refittable_engine_needs_a_gpu(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hardware_compatibility": "all"}, "unknown hardware compatibility 'all'; choose one of ampere-plus, same-compute"),
+        (
+            {"hardware_compatibility": "all"},
+            "unknown hardware compatibility 'all'; choose one of ampere-plus, same-compute",
+        ),
         ({"optimization_level": -1}, "the optimization level is -1; pass 0 or more"),
         ({"workspace": "lots"}, "can't read the workspace 'lots'; pass bytes, or a size such as 512M"),
         ({"workspace": 0}, "can't read the workspace 0"),

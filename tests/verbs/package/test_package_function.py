@@ -437,9 +437,7 @@ def test_a_report_of_another_file_gives_no_certificates(made: Path, tmp_path: Pa
         normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given(), report_from=made / "export.json")
 
 
-@pytest.mark.parametrize(
-    ("found", "said"), [(None, "--report-from"), (0, "the report has no certificates"), (2, "")]
-)
+@pytest.mark.parametrize(("found", "said"), [(None, "--report-from"), (0, "the report has no certificates"), (2, "")])
 def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
     """A hint to give the report only where none was given."""
     judged = Mock(notes=())

@@ -320,7 +320,9 @@ def test_onnxruntime_s_optimizer_is_named(
     assert of(comparison, "logits", OFF)
     assert "onnxruntime's optimizer is the cause" in of(comparison, "logits", ON).reason
     assert of(comparison, "label", ON)
-    assert not any("optimizer is the cause" in r.reason for r in comparison.results if r.output != "logits" or r.runtime != ON)
+    assert not any(
+        "optimizer is the cause" in r.reason for r in comparison.results if r.output != "logits" or r.runtime != ON
+    )
 
 
 class Overflows(nn.Module):

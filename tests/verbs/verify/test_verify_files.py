@@ -454,7 +454,9 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
 
 def test_an_onnx_file_in_the_place_of_the_model(net: LoadedModel, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"right\.onnx.*is an ONNX file.*pass '.*m\.pt' first and the ONNX file second"):
+    with pytest.raises(
+        InputError, match=r"right\.onnx.*is an ONNX file.*pass '.*m\.pt' first and the ONNX file second"
+    ):
         normdeploy.verify(folder / "right.onnx", tmp_path / "m.pt")
     # Behind a file another file is compared with it.
     assert normdeploy.bisect(folder / "right.onnx", folder / "right.onnx", seeds=1)
