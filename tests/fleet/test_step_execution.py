@@ -10,8 +10,8 @@ from normdeploy.fleet.step_execution import describe_wrong_result
 
 ROW = {"runtime": "toy", "output": "y", "max_abs_error": 2.0, "allowed": 1.0, "verdict": "fail", "reason": ""}
 VOID = (
-    "its quantization steps by themselves may move this output by 29% of its size, so the default rule can't tell right from"
-    " wrong: pass a metric (--metric)"
+    "its quantization steps by themselves may move this output by 29% of its size, so the default rule can't tell"
+    " right from wrong: pass a metric (--metric)"
 )
 ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements differ from w"}
 

@@ -153,18 +153,18 @@ def render_readme(name: str, models: Sequence[str], serving: ServingOptions, ref
         batch = "one request at a time"
     return f"""# {name}
 
-An evidence bundle of normdeploy. `{REPOSITORY}/` is a model repository of Triton Inference Server with
-{" and ".join(models)}; each takes
+A normdeploy evidence bundle. `{REPOSITORY}/` is a model repository for Triton Inference Server with
+{" and ".join(models)}; each accepts
 {batch}.
 
     tritonserver --model-repository={REPOSITORY}
 
-`samples/` holds {count} inputs and the outputs that are expected of them, which come from {reference}. Arrays of
-bfloat16 are two-byte voids. After an update of a driver, a runtime or the model,
+`samples/` contains {count} inputs and their expected outputs, computed by {reference}. Arrays of bfloat16 are
+two-byte voids. After an update of a driver, a runtime or the model, run
 
     normdeploy recheck .
 
-compares every file with its hash, runs every sample in every runtime at hand, and says what changed; exit code 1
-where something got worse. `manifest.json` has the hashes, versions, bounds and commands, `report.json` what was seen.
-The hashes show damage; they do not show who made the bundle.
+It compares every file with its hash, runs every sample in every installed runtime, and reports the changes. Exit
+code 1 means that a result got worse. `manifest.json` has the hashes, versions, bounds and commands; `report.json` has
+the results. The hashes detect damage; they do not show who made the bundle.
 """

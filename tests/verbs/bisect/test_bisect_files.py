@@ -151,7 +151,7 @@ def test_a_half_reference_with_an_op_that_only_a_runtime_knows_is_searched(tmp_p
 
 def test_a_reference_in_memory_is_a_file_too(tmp_path: Path) -> None:
     (fault,) = normdeploy.bisect(right(), saved(right(), tmp_path / "wrong.onnx", epsilon), seeds=1).faults
-    assert "epsilon 0.01, the model has 0.001" in fault.cause
+    assert "epsilon 0.01, but the model has 0.001" in fault.cause
 
 
 def test_a_body_that_is_wrong_is_named_by_its_node(tmp_path: Path) -> None:

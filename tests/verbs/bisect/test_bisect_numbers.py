@@ -103,5 +103,5 @@ def test_a_product_that_the_model_lacks_is_added(tmp_path: Path) -> None:
 
 def test_an_epsilon_that_the_type_holds_has_not_vanished(tmp_path: Path) -> None:
     fault = only_fault(lambda y: y.clamp(min=0.01), lambda y: y.clamp(min=0), tmp_path)
-    assert "epsilon 0, the model has 0.01" in fault.cause
+    assert "epsilon 0, but the model has 0.01" in fault.cause
     assert "vanished" not in fault.cause

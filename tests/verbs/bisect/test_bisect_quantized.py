@@ -41,8 +41,8 @@ FAULTS = {
     weight_scale: ("scale", "1.5 times the values in channel 3 of the model's", 0),
     weight_zero_point: ("zero point", "steps away from those of the model's", 1),
     swapped_channels: ("channels", "2 for 1, 1 for 2", 0),
-    zero_point_of_one_end: ("zero point", "has 12, the QuantizeLinear before it 0", None),
-    scale_of_one_end: ("scale", "the QuantizeLinear before it", None),
+    zero_point_of_one_end: ("zero point", "is 12, but that of the QuantizeLinear before it is 0", None),
+    scale_of_one_end: ("scale", "but that of the QuantizeLinear before it", None),
     clipped: ("saturation", "its scale is too small", None),
 }
 

@@ -185,7 +185,8 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
         ),
         (
             {"map": ["input=z"]},
-            r"'z', which is not an input or output of the model; it has the inputs \['x'\] and the outputs \['y', 'best'\]",
+            r"'z', which is not an input or output of the model; it has the inputs \['x'\]"
+            r" and the outputs \['y', 'best'\]",
         ),
         ({"map": ["out=y", "index=y"]}, r"\['out', 'index'\] are all mapped to 'y'"),
     ):
