@@ -461,7 +461,7 @@ RULES = {
             'yield GuestFinding(f"its epsilon {attribute.f:.2g} is subnormal in float16", tensor=node.output[0])',
             "yield 3",
         ),
-        "gives 3, no GuestFinding",
+        "returned 3, not a GuestFinding",
     ),
     "is one of ours": (('id="scale-norm-epsilon"', 'id="refused"'), "has a rule 'refused'"),
     "is no rule": (("RULES = GuestRule(", "RULES = dict("), "not a GuestRule"),

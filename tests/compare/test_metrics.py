@@ -111,7 +111,7 @@ def test_labels_that_do_not_fit_the_output() -> None:
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2, 4])
     with pytest.raises(InputError, match=r"the label in row 1 is -1"):
         dropped("accuracy_drop<=0", scores, scores, [0, -1, 2, 3])
-    with pytest.raises(InputError, match=r"samples 3: the output has 1 rows for 0 labels"):
+    with pytest.raises(InputError, match=r"samples 3: the output has 1 rows, but there are 0 labels"):
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2])
     broken = scores.copy()
     broken[0, 0] = NAN

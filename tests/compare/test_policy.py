@@ -113,7 +113,7 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
         ("\n\ntolerence = '1:1'", r"line 3: tolerence is not a key of a policy; choose from tolerance, metric"),
         ("tolerance = '1'", r"line 1: the tolerance '1' can't be read"),
         ("metric = 'cosine>=2'", r"line 1: 'cosine>=2': cosine is between"),
-        ("metric = ['psnr>=1', 'psnr>=2']", r"line 1: metric says psnr>=1 and psnr>=2"),
+        ("metric = ['psnr>=1', 'psnr>=2']", r"line 1: metric has two values, psnr>=1 and psnr>=2"),
         ("metric = 3", r"line 1: the metric 3 can't be read"),
         (
             "tolerance = { abs = 1, relative = 2 }",
@@ -171,9 +171,9 @@ def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
         "top5>=0.5 does not apply to mask: it is bool, not floating-point",
     ]
     for metric, said in (
-        ("ids=cosine>=0.5", "of the output 'ids': it is int64"),
-        ("few=top5>=0.5", "more than 5 are needed"),
-        ("flat=nearest>=0.5", "1 dims, 2 are needed"),
+        ("ids=cosine>=0.5", "on the output 'ids': it is int64"),
+        ("few=top5>=0.5", "needs more than 5 entries"),
+        ("flat=nearest>=0.5", "1 dims, but needs 2"),
     ):
         with pytest.raises(InputError, match=said):
             resolve_policy(parse_policy(None, metric), outputs | {"few": np.ones((2, 5)), "flat": np.ones(3)})
@@ -187,11 +187,11 @@ def test_a_map_may_hold_equals_signs() -> None:
     for text, said in (
         ("x", "can't be read"),
         ("=x", "can't be read"),
-        ("a=z", r"names 'z', .* takes \['x'\] and gives \['y', 'a=b'\]"),
+        ("a=z", r"names 'z', .* has the inputs \['x'\] and the outputs \['y', 'a=b'\]"),
     ):
         with pytest.raises(InputError, match=said):
             parse_map([text], model)
-    with pytest.raises(InputError, match="'a' is mapped to 'x' and to 'y'"):
+    with pytest.raises(InputError, match="'a' is mapped to both 'x' and 'y'"):
         parse_map(["a=x", "a=y"], model)
 
 

@@ -201,7 +201,7 @@ def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.
 
 
 def test_modes_that_there_are_not(folder: Path) -> None:
-    with pytest.raises(InputError, match="written as one of embed, file, not 'both'"):
+    with pytest.raises(InputError, match="unknown EPContext mode 'both'; choose one of embed, file"):
         made(folder, "m.onnx", "both")
     with pytest.raises(InputError, match="needs the runtime tensorrt-rtx, not tensorrt"):
         made(folder, "m.onnx", "embed", runtime="tensorrt")

@@ -81,7 +81,7 @@ def test_a_tool_that_fails_is_told_and_the_race_goes_on(ours: Path, monkeypatch:
     pretend(monkeypatch, "onnxsim", simplify=simplify)
     race = normdeploy.bench([ours], rounds=3, against="onnxsim")
     assert race
-    assert [n.reason for n in race.not_run if n.runtime == "onnxsim"] == ["it fails: RuntimeError: no such thing"]
+    assert [n.reason for n in race.not_run if n.runtime == "onnxsim"] == ["it failed: RuntimeError: no such thing"]
 
 
 def test_a_tool_that_computes_something_else_is_not_timed(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_batch_statistics_written_out_are_training_mode(tmp_path: Path) -> None:
     own = {name: value.detach().numpy().reshape(3, 1, 1) for name, value in columns.items()}
     fault = only_fault(norm, model_of(BATCH_STATISTICS, **own), tmp_path, torch.randn(2, 3, 5, 5))
     assert fault.kind == "training mode"
-    assert "the model the stored 'running_mean' and 'running_var'" in fault.cause
+    assert "the model's stored 'running_mean' and 'running_var'" in fault.cause
 
 
 NORMALIZED = """

@@ -298,7 +298,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run(hand, "--fail-on", "none")[0] == 0
     assert run(hand, "--fail-on", "train-mode,refused")[0] == 0
     assert run(hand, "--fail-on", "all")[0] == 1
-    with pytest.raises(InputError, match=r"no rule 'decompose'.*choose from decomposed"):
+    with pytest.raises(InputError, match=r"unknown rule 'decompose'.*choose from decomposed"):
         run(hand, "--fail-on", "decompose")
 
 

@@ -143,7 +143,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     ("options", "said"),
     [
         (["--input", "x[batch,4]"], "inputs is of one part"),
-        (["--model", "a:b"], "model is of one part"),
+        (["--model", "a:b"], "model applies to one part"),
         (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_has_no_parts_is_refused(folder: Path, tmp_path: Path) -> None:
         normdeploy.export_parts(tmp_path / "x.pt", tmp_path / "made")
     with pytest.raises(InputError, match=r"the part 'all' is a folder of files.*export_parts"):
         normdeploy.export(folder, part="all")
-    with pytest.raises(InputError, match="the part 'encoder' alone is one file"):
+    with pytest.raises(InputError, match="the part 'encoder' is a single file"):
         normdeploy.export_parts(folder, tmp_path / "made", part="encoder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "x.pt"]
 
@@ -173,7 +173,7 @@ def test_a_folder_to_verify_has_all_parts(folder: Path, tmp_path: Path) -> None:
     assert told.exit_code == 1
     assert "has no decoder_model.onnx, decoder_with_past_model.onnx" in str(told.exception)
     told = CliRunner().invoke(app, [*command, str(tmp_path / "x.onnx")])
-    assert "given with 1 more" in str(told.exception)
+    assert "passed with 1 more" in str(told.exception)
     told = CliRunner().invoke(app, [*command, "--dataset", "x.npz"])
     assert "--dataset is for one file" in str(told.exception)
 

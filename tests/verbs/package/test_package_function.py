@@ -407,8 +407,8 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
     ("options", "said"),
     [
         ({"name": "a/b"}, "the name 'a/b' is not valid for Triton .*use 'a_b'"),
-        ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' goes from 1 to 3"),
-        ({"provider": "tpu"}, "no provider 'tpu'"),
+        ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' ranges from 1 to 3"),
+        ({"provider": "tpu"}, "unknown provider 'tpu'"),
         ({"instances": 0}, "instances is 0"),
         ({"instances": 2**40}, "pass 1 to 1024 instances"),
         ({"engines": ["none.engine"]}, "no engine 'none.engine'"),

@@ -245,7 +245,7 @@ HOSTILE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda m: m["bounds"][0].update(allowed=-1), "the bound -1"),
     (lambda m: m["bounds"][0].update(allowed=1e999), "it holds Infinity"),
     (lambda m: m["inputs"][0].update(dtype="float64"), "has float32 for 'x', but the manifest has float64"),
-    (lambda m: m["inputs"][0].update(key="y"), "holds nothing for 'x'"),
+    (lambda m: m["inputs"][0].update(key="y"), "has nothing for 'x'"),
     (lambda m: m.update(results=None), "malformed"),
     (lambda m: m.update(norms=[{}]), "malformed"),
     (lambda m: m.update(configs=7), "malformed"),
@@ -270,7 +270,7 @@ def test_a_hostile_folder_is_refused(bundle: Path, tmp_path: Path) -> None:
             normdeploy.recheck(bundle)
     (bundle / "manifest.json").unlink()
     (bundle / "manifest.json").symlink_to("/dev/zero")
-    with pytest.raises(InputError, match=r"holds no manifest\.json"):
+    with pytest.raises(InputError, match=r"manifest\.json not found"):
         normdeploy.recheck(bundle)
 
 

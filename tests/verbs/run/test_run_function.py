@@ -106,7 +106,7 @@ def test_a_runner_is_entered_once_and_closed_for_good(model: Path) -> None:
 def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"ftrt and more")
     for path, options, said in [
-        (model, {"provider": "tpu"}, "no provider 'tpu'"),
+        (model, {"provider": "tpu"}, "unknown provider 'tpu'"),
         (model, {"profile_index": 0}, "is not an engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),

@@ -86,11 +86,14 @@ def test_drift_of_a_file_whose_outputs_are_swapped(tmp_path: Path) -> None:
         (
             "a=x",
             (
-                "map a=x can't be: 'a' is an output of f.onnx, and 'x' an input of the model; .* outputs onto outputs:"
+                "map a=x mixes inputs and outputs: 'a' is an output of f.onnx, but 'x' is an input of the model; .* outputs onto outputs:"
                 " a=a or a=b"
             ),
         ),
-        ("x=b", "map x=b can't be: 'x' is an input of f.onnx, and 'b' an output of the model; .*: x=x or x=z"),
+        (
+            "x=b",
+            "map x=b mixes inputs and outputs: 'x' is an input of f.onnx, but 'b' is an output of the model; .*: x=x or x=z",
+        ),
     ],
 )
 def test_an_output_is_not_mapped_onto_an_input(said: str, told: str, tmp_path: Path) -> None:

@@ -176,8 +176,8 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
         ({"inputs": ["z:float32[2]"]}, r"a.onnx has no input 'z'; it has \['x'\]"),
         ({"inputs": ["x:int64[batch,16]"]}, "'x' is float32, and --input says int64"),
         ({"inputs": ["x[batch]"]}, "has 2 dims, and --input says 1"),
-        ({"trust": True}, "trust: for a PyTorch model"),
-        ({"model": "m:f"}, "model: for a PyTorch model"),
+        ({"trust": True}, "trust: applies to a PyTorch model"),
+        ({"model": "m:f"}, "model: applies to a PyTorch model"),
         ({"drift": True}, "drift compares the modules of a PyTorch model"),
         (
             {"map": ["nothing=x"]},
