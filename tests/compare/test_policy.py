@@ -185,8 +185,8 @@ def test_a_map_may_hold_equals_signs() -> None:
     model = ModelSignature(inputs=(InputSpec("x", "float32", (Dim.from_size(2),)),), outputs=("y", "a=b"), kind="")
     assert parse_map(["input=1=x", "out=a=b"], model) == {"input=1": "x", "out": "a=b"}
     for text, said in (
-        ("x", "can't be read"),
-        ("=x", "can't be read"),
+        ("x", "can't read the map"),
+        ("=x", "can't read the map"),
         ("a=z", r"names 'z', .* has the inputs \['x'\] and the outputs \['y', 'a=b'\]"),
     ):
         with pytest.raises(InputError, match=said):

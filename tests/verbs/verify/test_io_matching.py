@@ -86,13 +86,16 @@ def test_drift_of_a_file_whose_outputs_are_swapped(tmp_path: Path) -> None:
         (
             "a=x",
             (
-                "map a=x mixes inputs and outputs: 'a' is an output of f.onnx, but 'x' is an input of the model; .* outputs onto outputs:"
-                " a=a or a=b"
+                "map a=x mixes inputs and outputs: 'a' is an output of f.onnx, but 'x' is an input of the model; .*"
+                " outputs to outputs: a=a or a=b"
             ),
         ),
         (
             "x=b",
-            "map x=b mixes inputs and outputs: 'x' is an input of f.onnx, but 'b' is an output of the model; .*: x=x or x=z",
+            (
+                "map x=b mixes inputs and outputs: 'x' is an input of f.onnx, but 'b' is an output of the model; .*"
+                ": x=x or x=z"
+            ),
         ),
     ],
 )
