@@ -40,9 +40,9 @@ def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
         else:
             parts = []
         if computed:
-            parts += [f"{len(computed)} computed, equal to none of the model's ({_list_weights(computed)})"]
+            parts += [f"{len(computed)} computed, unlike any of the model's ({_list_weights(computed)})"]
         if parts:
-            notes.append(f"{file}: weights that are not unchanged parameters: {'; '.join(parts)}")
+            notes.append(f"{file}: weights not copied from a parameter: {'; '.join(parts)}")
     return notes
 
 
