@@ -1,4 +1,4 @@
-"""Define the command line, with one verb for each stage (``normdeploy.cli``)."""
+"""Command line with one verb for each stage (``normdeploy.cli``)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from .verbose import add_common_options
 
 
 class _BareFlagHelp:
-    """Mixin that shows flags without a type: typer prints <bool> after a flag, as if it took a value."""
+    """Show flags in the help without a value; typer would write <bool> behind them."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the command's parameters, with an empty metavar for each flag."""
         params = super().get_params(ctx)  # type: ignore[misc]
         for option in params:
             if getattr(option, "is_flag", False) and option.metavar is None:
@@ -89,26 +90,26 @@ app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line. A user's error prints one message on standard error and exits with code 1.
 
-    A user's error prints one message on standard error and exits with 1. A missing package or GPU exits with 3.
+    In every verb, exit code 3 means that a package or a GPU is missing.
     """
     supervise_in_child()
     if not sys.warnoptions:
-        # Libraries warn about their own internals; the report has all that a user needs.
+        # Hide the libraries' own warnings; the report has everything that concerns the user.
         warnings.simplefilter("ignore")
-    # Without a handler, libraries would log unescaped names from a file to the terminal.
+    # Without a handler, libraries would log straight to the terminal, with unescaped names from a file.
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
-        # A terminal's encoding may lack characters of a name.
+        # The terminal's encoding may lack letters of a name or our dashes.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     signals.watch_signals()
     try:
         app()
     except RuntimeUnavailable as error:
-        # The result is neither right nor wrong.
+        # The verb neither passed nor failed.
         _exit_with_error(str(error), NOT_RUN)
     except NormdeployError as error:
         _exit_with_error(str(error))
@@ -116,8 +117,8 @@ def main() -> None:
         if error.errno == errno.ENAMETOOLONG:
             _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; use a shorter one")
         if error.errno == errno.ENOSPC and error.filename is None:
-            # Errors of files name the file, so this one is standard output's. Drop its buffer, or Python would write
-            # it again at exit.
+            # storage.atomic writes files and reports their errors itself. Standard output is redirected because Python
+            # would flush its buffer at exit and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _exit_with_error(f"can't write to standard output: {error.strerror}; free some space")
         raise

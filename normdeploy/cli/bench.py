@@ -28,11 +28,13 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Race a model in eager mode and torch.compile, ONNX files and engines, in turns.
+    """Race a model in eager and torch.compile against ONNX files and engines, in turns.
 
-    Exit code 1 if one gives a wrong answer, 3 if none does and a file was not run.
+    Exit code 1: an answer is wrong.
+    Exit code 3: no answer is wrong, but a file was not run.
 
-    Options recorded by export apply again; those that run code only if signed by you or your team (docs/teams.md).
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

@@ -19,11 +19,13 @@ from .options import OnnxFile, Original, ReportingOptions
 def bisect(
     source: Original, onnx: OnnxFile, options: BisectOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Find the first tensor that exceeds the allowed error of verify, the node that causes it, and why.
+    """Find the first tensor that exceeds verify's bound, the node that causes it, and why.
 
-    Exit code 1 if one is found, 3 if none is and an engine was not run.
+    Exit code 1: an output fails.
+    Exit code 3: no output fails, but an engine was not run.
 
-    Options recorded by export apply again; those that run code only if signed by you or your team (docs/teams.md).
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     output = options.output
     used = [path for path in (options.policy, options.dataset, output) if path is not None]

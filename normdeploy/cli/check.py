@@ -41,10 +41,10 @@ def check(
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Check the normalizations of files in CI.
+    """Judge the normalizations of files for CI.
 
-    Exit code 1 if a finding of --fail-on exists or a file can't be read, 3 if none does and a rule needs a runtime that
-    is not installed.
+    Exit code 1: a finding of --fail-on, or an unreadable file.
+    Exit code 3: neither, but a runtime that a rule needs is not installed.
     """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files
@@ -61,7 +61,7 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    # A file's name may contain bytes that are not text.
+    # A file name may hold surrogates, which UTF-8 can't encode.
     text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())

@@ -28,7 +28,7 @@ FleetFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
-    """Files for the cells of a run."""
+    """Files that a run's cells are written to."""
 
     html: Path | None = option_field(None, "--html", "Also write the results as an HTML page.", metavar="FILE.html")
     markdown: Path | None = option_field(
@@ -40,16 +40,17 @@ class TablesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOptions:
-    """`FleetOptions` that apply to one cell."""
+    """Options of `FleetOptions` that apply to one cell."""
 
     store: str | None = repeat_option_field(FleetOptions, "store")
     trust: list[Path] = repeat_option_field(FleetOptions, "trust")
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
-    """Run each cell whose result is not in the store.
+    """Run every step that is not in the store.
 
-    Exit code 1 if a cell is wrong or failed, 3 if one was not run.
+    Exit code 1: a cell is wrong or failed.
+    Exit code 3: no cell is wrong, but one was not run.
     """
     from ..fleet import fleet_commands
 
@@ -60,9 +61,10 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
-    """Run the last run's bundles again with the installed libraries.
+    """Run the last run's bundles again with the versions installed now.
 
-    Exit code 1 if a result got worse, 3 if a bundle was not run.
+    Exit code 1: something got worse.
+    Exit code 3: nothing got worse, but a bundle was not run.
     """
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
     from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
@@ -78,7 +80,7 @@ def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> Non
 
 
 def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> None:
-    """Show the results in the store, without running anything."""
+    """Show the cells in the store without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -102,7 +104,7 @@ def diff(
     options: FleetOptions,
     tables: TablesOptions,
 ) -> None:
-    """Show which results an update would make stale, without running anything."""
+    """Show which cells an update would make stale, without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -127,7 +129,7 @@ def show(
         typer.Option("--output", "-o", metavar="FOLDER", help="Copy the steps' outputs into a new folder."),
     ] = None,
 ) -> None:
-    """Show the steps of a cell in the last run: commands, inputs, outputs and logs."""
+    """Show the steps of a cell in the last run: commands, dependencies, outputs and logs."""
     from ..fleet import step_details
     from ..fleet.fleet_tables import show_steps
 
@@ -150,7 +152,10 @@ def publish(
     options: PublishOptions,
     shown: QuietOption,
 ) -> None:
-    """Publish the bundles of verified cells; exit code 1 if one is refused."""
+    """Publish the bundles of verified cells.
+
+    Exit code 1: a bundle was refused.
+    """
     from ..fleet import publishing
     from ..fleet.fleet_tables import show_published
 
@@ -169,7 +174,7 @@ def gc(
     ] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
 ) -> None:
-    """List unused objects of a store, or delete them."""
+    """List the objects of a store that no recent run uses, or delete them with --yes."""
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)
@@ -211,11 +216,7 @@ def _report_run(done: FleetRun, tables: TablesOptions) -> None:
 
 @contextmanager
 def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
-    """Show a bar of finished steps with the estimated time left, if standard error is a terminal.
-
-    Yields:
-        Function that updates the bar, or None without a terminal or with ``quiet``.
-    """
+    """Show how many steps are done and an estimate of the remaining time, unless quiet or without a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -236,6 +237,7 @@ def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
         task = shown.add_task("", total=None)
 
         def update_bar(step: str, done: int, total: int) -> None:
+            """Set the bar's text and count; a ``total`` of 0 is unknown."""
             shown.update(task, description=escape_line(step), completed=done, total=total or None)
 
         yield update_bar

@@ -22,7 +22,7 @@ def inspect(
     options: InspectOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, how each would be rewritten, and how each runtime runs it.
+    """List the normalizations of a file or model, how each would be rewritten, and how runtimes run it.
 
     Changes nothing.
     """

@@ -1,6 +1,5 @@
-"""Define arguments and options that several verbs share, and make typer options from frozen option classes.
-
-The option classes come from `normdeploy.verb_options`.
+"""Arguments and options of the command line: those shared by several verbs, and those built from the fields of frozen
+dataclasses (`normdeploy.verb_options`).
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ TrustedKeys = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOption:
-    """Option that turns off a verb's tables."""
+    """Option that turns tables and progress bars off."""
 
     quiet: bool = option_field(False, "--quiet", "Print errors only, no tables or progress bars.", short="-q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOption:
-    """Option for the JSON report of a verb."""
+    """Option for the report as JSON."""
 
     report: Path | None = option_field(None, "--report", "Also write the report as JSON.", metavar="FILE.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlOption:
-    """Option for the HTML report of a verb."""
+    """Option for the report as a page."""
 
     html: Path | None = option_field(
         None, "--html", "Also write the report as a self-contained HTML page.", metavar="FILE.html"
@@ -66,13 +65,14 @@ class HtmlOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingOptions(QuietOption, HtmlOption, ReportOption):
-    """Options for the tables and reports of a verb."""
+    """Options for a verb's output: tables, JSON report and page."""
 
     def for_file(self, file: str) -> ReportingOptions:
-        """Return the options with report paths for one of several files.
+        """Return the options for the report of one of several files.
 
         Returns:
-            Options in which ``out.json`` is ``out.encoder_model.json`` for encoder_model.onnx.
+            options whose paths contain the file's name; ``out.json`` becomes ``out.encoder_model.json`` for
+            encoder_model.onnx.
         """
         return replace(self, report=_path_for_file(self.report, file), html=_path_for_file(self.html, file))
 
@@ -84,7 +84,11 @@ def _path_for_file(report: Path | None, file: str) -> Path | None:
 
 
 def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:
-    """Return typer's parameters for the options of a dataclass, in the order of its fields."""
+    """Yield typer's parameters for the options of a dataclass, in the order of its fields.
+
+    Yields:
+        keyword-only parameters, annotated with ``typer.Option``.
+    """
     for name, spelled, default in iter_options(group):
         if spelled.negated:
             default = not default
@@ -108,9 +112,17 @@ def _make_typer_option(spelled: Option) -> Any:
 
 
 def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse`` with its InputError raised as the command line's BadParameter."""
+    """Wrap ``parse`` so that its errors become errors of the command line."""
 
     def parse_text(text: str) -> Any:
+        """Parse one text.
+
+        Returns:
+            the parsed value.
+
+        Raises:
+            BadParameter: ``parse`` refused the text.
+        """
         try:
             return parse(text)
         except InputError as error:
@@ -120,10 +132,13 @@ def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def options_from_arguments(group: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return the options of a dataclass for typer's arguments.
+    """Build the options of a dataclass from typer's arguments.
+
+    Returns:
+        an instance of ``group``.
 
     Raises:
-        BadParameter: texts can't be read.
+        BadParameter: a text can't be parsed.
     """
     values: dict[str, Any] = {}
     for name, spelled, default in iter_options(group):

@@ -29,9 +29,10 @@ def recheck(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Verify a bundle again: compare its hashes, run its samples, and report changes.
+    """Verify a bundle's hashes, run its samples again, and report changes.
 
-    Exit code 1 if a result got worse, 3 if none did and an engine was not run.
+    Exit code 1: something got worse.
+    Exit code 3: nothing got worse, but an engine was not run.
     """
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:

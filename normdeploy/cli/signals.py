@@ -1,7 +1,8 @@
-"""End the process on Ctrl-C and SIGTERM even if a library never returns, as with an endless Loop node.
+"""Handle Ctrl-C and SIGTERM while a library computes. Python handles a signal only when the library returns, and an
+endless Loop never does.
 
-Python handles signals only between its own instructions. So a thread also receives them (``signal.set_wakeup_fd``): it
-gives the verb `GRACE` seconds to unwind, then ends the process with a shell's exit code, 128 + the signal.
+The operating system therefore also notifies a thread (``signal.set_wakeup_fd``). The thread gives the verb a moment to
+unwind as usual. If the verb does not end, the thread ends the process with a shell's exit code: 128 + the signal.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import threading
 
 from ..storage.file_replacement import remove_unfinished
 
-# In seconds; a second Ctrl-C ends it.
+# Seconds to unwind; a second Ctrl-C ends the wait.
 GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch_signals() -> None:
-    """Start to watch signals; call it in the main thread of the command line's process."""
-    # On Windows, the wakeup needs a socket, and select does not accept a pipe.
+    """Start to watch for signals; call it in the main thread of the command line's own process."""
+    # On Windows the wakeup needs a socket, and select takes no pipe.
     if sys.platform == "win32":
         return
     heard, told = os.pipe()
@@ -31,7 +32,9 @@ def watch_signals() -> None:
 
 
 def restore_default_sigint() -> None:
-    """Let Ctrl-C end the process at once after the run; Python, still waiting for threads, would print a traceback."""
+    """Let Ctrl-C end the process at once after the run. Python may still wait for threads and would print a
+    traceback.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -41,6 +44,6 @@ def _exit_on_signal(heard: int) -> None:
     select.select([heard], [], [], GRACE)
     remove_unfinished()
     if sys.stderr.isatty():
-        # A progress bar hides the cursor: show it again.
+        # Clear the progress bar and show the cursor that it hid.
         os.write(2, b"\r\x1b[K\x1b[?25h")
     os._exit(128 + number)

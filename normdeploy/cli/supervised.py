@@ -1,8 +1,8 @@
-"""Run the command line in a child process, so that a library's crash ends in a message and exit code 1.
+"""Run the command line in a child process. If a library crashes, the run ends with a message and exit code 1.
 
-onnxruntime, torch and onnx are C++, and a file can crash them. `normdeploy.ort_sessions.crash_risks` predicts crashes
-at some nodes. After any other crash the run is repeated with each onnxruntime session in its own child process, which
-names the node.
+onnxruntime, torch and onnx are written in C++, and a file can crash them. `normdeploy.ort_sessions.crash_risks`
+predicts some nodes that crash. After any other crash the run is repeated with each onnxruntime session in its own child
+process, which names the node.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NoReturn
 from ..errors import escape_line
 from ..ort_sessions.child_process import REHEARSE_ALL
 
-# Signals of a crash; SIGKILL is how the system ends a process that takes too much memory.
+# Signals of the operating system for forbidden operations and for too much memory.
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
-# With one of these loaded, there may be threads, which a fork does not copy.
+# These libraries may have started threads, which a fork does not copy.
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch")
 _PR_SET_PDEATHSIG = 1
 # faulthandler writes the innermost call first.
@@ -33,11 +33,11 @@ _INNERMOST = re.compile(r'File "([^"]*)", line \d+ in (\S+)')
 
 @dataclass(frozen=True)
 class _ChildExit:
-    """End of the child process.
+    """Exit of the child.
 
     Attributes:
-        status: Status for `os.waitstatus_to_exitcode`.
-        trace: Text that faulthandler wrote.
+        status: as `os.waitstatus_to_exitcode` takes it.
+        trace: text that faulthandler wrote, "" without a crash.
     """
 
     status: int
@@ -45,7 +45,7 @@ class _ChildExit:
 
     @property
     def crash_signal(self) -> str:
-        """Return the name of the crash signal, or "" if the child did not crash."""
+        """Return the signal's name, or "" if the child did not crash."""
         code = os.waitstatus_to_exitcode(self.status)
         if code < 0:
             name = signal.Signals(-code).name
@@ -57,16 +57,16 @@ class _ChildExit:
 
 
 def supervise_in_child() -> None:
-    """Fork, and return in the child; the parent waits and exits as the child does.
+    """Fork, and return in the child, which does the work. The parent waits and exits as the child does.
 
-    Does nothing if a fork is not safe.
+    Do nothing if the process can't be forked safely: not on Linux, with threads, or after heavy imports.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or any(name in sys.modules for name in _LIBRARIES):
         return
     end = _fork_and_wait()
     if end is None:
         return
-    # A killed process would run out of memory again, so it is not repeated.
+    # A process killed for its memory would ask for as much memory again, so it is not repeated.
     if end.crash_signal and end.crash_signal != "SIGKILL" and REHEARSE_ALL not in os.environ:
         os.environ[REHEARSE_ALL] = "1"
         end = _fork_and_wait()
@@ -79,11 +79,11 @@ def _fork_and_wait() -> _ChildExit | None:
     """Fork, and wait for the child.
 
     Returns:
-        End of the child, or None in the child itself.
+        the child's exit in the parent, None in the child.
     """
     trace = os.memfd_create("trace")
     numbers = {signal.Signals[name] for name in (*_PASSED_ON, "SIGCHLD")}
-    # A parent that ignores SIGCHLD gets no status of its children.
+    # A process that ignores SIGCHLD is not notified of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     parent = os.getpid()
@@ -91,7 +91,7 @@ def _fork_and_wait() -> _ChildExit | None:
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            # The parent ended before the line above.
+            # The parent ended before prctl took effect.
             os._exit(1)
         faulthandler.enable(trace, all_threads=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -99,7 +99,7 @@ def _fork_and_wait() -> _ChildExit | None:
     while True:
         heard = signal.sigwaitinfo(numbers)
         if heard.si_signo != signal.SIGCHLD:
-            # A terminal signals the child, too.
+            # A terminal signals the child as well; pass on only signals of other processes.
             if heard.si_code <= 0:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, heard.si_signo)
@@ -133,7 +133,7 @@ def _exit_like_child(end: _ChildExit) -> NoReturn:
 
 
 def _crash_location(trace: str) -> str:
-    """Name the library function that crashed, or return "" if faulthandler wrote none."""
+    """Name the library function that crashed, if faulthandler wrote it; else return ""."""
     innermost = _INNERMOST.search(trace)
     if innermost is None:
         return ""

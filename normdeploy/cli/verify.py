@@ -32,12 +32,15 @@ def verify(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Compare the outputs of files in onnxruntime, and of engines on a GPU, with the PyTorch model.
+    """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Exit code 1 if an output is off by more than rounding explains, 3 if nothing failed but a file was not run.
+    Exit code 1: an output is off by more than rounding explains.
+    Exit code 3: nothing failed, but a file was not run.
 
-    Your tolerances and metrics replace this rule; its result is still reported.
-    Options recorded by export apply again; those that run code only if signed by you or your team (docs/teams.md).
+    Your tolerances and metrics replace the default rule; its verdict is still shown.
+
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)
@@ -73,10 +76,10 @@ def _print_failures(parity: Comparison) -> None:
 
 
 def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
-    """Return the folder of parts.
+    """Return the one folder among ``files``.
 
     Raises:
-        InputError: other files were passed too, or options for a single file.
+        InputError: other files are given beside it, or options for a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}
@@ -98,7 +101,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
 def verify_parts(
     source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Verify each part by itself, and print one verdict for all."""
+    """Verify each part of a model against its file in ``folder``, then print one verdict."""
     from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
     from ..verbs.verify.verify_tables import parts_verdict
@@ -131,7 +134,7 @@ def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
-    """Return the files by role: "onnx", "onnx 2", "engine"."""
+    """Map roles to files; from the second file of a kind on, the role has a number: "onnx", "onnx 2", "engine"."""
     from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}
