@@ -211,7 +211,7 @@ def test_flags_that_may_be_a_strangers_are_not_followed(inside: Path, monkeypatc
         monkeypatch.setenv("XDG_STATE_HOME", str(inside / "other"))
     else:
         torch.save({**torch.load("weights.pt"), "gamma": torch.ones(8)}, "weights.pt")
-    with pytest.raises(InputError, match=r"factory:Net.*not followed because .*(another user|not the file)"):
+    with pytest.raises(InputError, match=r"factory:Net.*ignored because .*(another user|not the file)"):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not (inside / "imported").exists()
     assert bool(normdeploy.verify("weights.pt", "model.onnx", seeds=1, **FACTORY)) == (by == "another user")
@@ -240,7 +240,7 @@ def test_another_file_of_the_same_model_is_verified_with_a_note(inside: Path) ->
     assert Path("again.pt").read_bytes() != Path("model.pt").read_bytes()
     comparison = normdeploy.verify("again.pt", "model.onnx", seeds=1)
     assert comparison
-    assert comparison.notes == ("model.onnx was exported from another file than again.pt",)
+    assert comparison.notes == ("model.onnx was exported from another file, not again.pt",)
 
 
 def test_a_factory_that_a_file_records_means_nothing_of_a_source_that_holds_its_model(

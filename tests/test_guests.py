@@ -304,7 +304,7 @@ def test_its_rule_judges_files(
     assert command(monkeypatch, "check", written[0], "--no-extensions") == 0
     assert rule not in capsys.readouterr().out
     assert command(monkeypatch, "check", written[0], "--no-extensions", "--fail-on", rule) == 1
-    assert f"there is no rule '{rule}'" in capsys.readouterr().err
+    assert f"unknown rule '{rule}'" in capsys.readouterr().err
 
 
 def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> None:
@@ -461,7 +461,7 @@ RULES = {
             'yield GuestFinding(f"its epsilon {attribute.f:.2g} is subnormal in float16", tensor=node.output[0])',
             "yield 3",
         ),
-        "gives 3, no GuestFinding",
+        "returned 3, not a GuestFinding",
     ),
     "is one of ours": (('id="scale-norm-epsilon"', 'id="refused"'), "has a rule 'refused'"),
     "is no rule": (("RULES = GuestRule(", "RULES = dict("), "not a GuestRule"),

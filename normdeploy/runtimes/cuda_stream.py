@@ -32,9 +32,7 @@ class CudaStream:
                 "torch with CUDA"
             )
         if index >= torch.cuda.device_count():
-            raise RuntimeUnavailable(
-                f"GPU {index} not found; GPUs that torch sees: {torch.cuda.device_count()}"
-            )
+            raise RuntimeUnavailable(f"GPU {index} not found; GPUs that torch sees: {torch.cuda.device_count()}")
         self.device = torch.device("cuda", index)
         self._own = stream is None
         if self._own:

@@ -68,7 +68,7 @@ def test_main_crash_of_a_library_is_repeated_and_refused(tmp_path: Path) -> None
     out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out.split() == ["None", "1"]
-    assert error.startswith("error: a library crashed (SIGSEGV) in <lambda> of <string>; nothing is written.")
+    assert error.startswith("error: a library crashed (SIGSEGV) in <lambda> of <string>; nothing was written.")
     assert error.count("\n") == 1
 
 

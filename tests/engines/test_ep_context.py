@@ -157,7 +157,7 @@ def test_our_verbs_say_what_the_file_is(
 def test_check_counts_it_as_a_file_that_can_not_be_checked(folder: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(folder / "embed.onnx")])
     assert done.exit_code == 1
-    assert "can not be checked" in done.output
+    assert "could not be checked" in done.output
 
 
 def test_what_such_a_file_says_of_itself_is_not_believed(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.
 
 
 def test_modes_that_there_are_not(folder: Path) -> None:
-    with pytest.raises(InputError, match="written as one of embed, file, not 'both'"):
+    with pytest.raises(InputError, match="unknown EPContext mode 'both'; choose one of embed, file"):
         made(folder, "m.onnx", "both")
-    with pytest.raises(InputError, match="built with the runtime tensorrt-rtx, not tensorrt"):
+    with pytest.raises(InputError, match="needs the runtime tensorrt-rtx, not tensorrt"):
         made(folder, "m.onnx", "embed", runtime="tensorrt")
 
 

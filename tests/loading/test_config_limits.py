@@ -250,7 +250,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path: Path) -> None:
-    assert any("does not say which sizes" in note for note in normdeploy.run(bare).notes)
+    assert any("does not state the sizes" in note for note in normdeploy.run(bare).notes)
     with pytest.raises(InputError, match="pass a profile"):
         resolve_profile(graph_inputs(onnx.load(bare)), read_record(onnx.load(bare)).get("inputs", ()))
     out = tmp_path / "out.onnx"

@@ -76,7 +76,7 @@ def test_inputs_that_nobody_gave_have_the_usual_sizes_of_the_profile(
 ) -> None:
     found = normdeploy.run(engine_file, None, tmp_path / "y.npz", profile_index=profile)
     assert np.load(tmp_path / "y.inputs.npz")["x"].shape == np.load(tmp_path / "y.npz")["y"].shape == usual
-    assert ["the file does not say which values x may take" in note for note in found.notes] == [True]
+    assert ["the file does not state the values of x" in note for note in found.notes] == [True]
 
 
 def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest.FixtureRequest) -> None:

@@ -123,7 +123,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
     told = _exported(folder, tmp_path / named)
     assert told.exit_code == 1
     assert isinstance(told.exception, InputError)
-    assert "all parts are a folder" in str(told.exception)
+    assert "the parts need a folder" in str(told.exception)
     assert f"{named.removesuffix('.onnx')}-onnx" in str(told.exception)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "there"]
     assert (tmp_path / "there").read_text() == "kept"
@@ -143,8 +143,8 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     ("options", "said"),
     [
         (["--input", "x[batch,4]"], "inputs is of one part"),
-        (["--model", "a:b"], "model is of one part"),
-        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate holds the inputs of one part"),
+        (["--model", "a:b"], "model applies to one part"),
+        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],
 )
 def test_options_of_one_part_are_refused(options: list[str], said: str, folder: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_has_no_parts_is_refused(folder: Path, tmp_path: Path) -> None:
         normdeploy.export_parts(tmp_path / "x.pt", tmp_path / "made")
     with pytest.raises(InputError, match=r"the part 'all' is a folder of files.*export_parts"):
         normdeploy.export(folder, part="all")
-    with pytest.raises(InputError, match="the part 'encoder' alone is one file"):
+    with pytest.raises(InputError, match="the part 'encoder' is a single file"):
         normdeploy.export_parts(folder, tmp_path / "made", part="encoder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "x.pt"]
 
@@ -173,7 +173,7 @@ def test_a_folder_to_verify_has_all_parts(folder: Path, tmp_path: Path) -> None:
     assert told.exit_code == 1
     assert "has no decoder_model.onnx, decoder_with_past_model.onnx" in str(told.exception)
     told = CliRunner().invoke(app, [*command, str(tmp_path / "x.onnx")])
-    assert "given with 1 more" in str(told.exception)
+    assert "passed with 1 more" in str(told.exception)
     told = CliRunner().invoke(app, [*command, "--dataset", "x.npz"])
     assert "--dataset is for one file" in str(told.exception)
 
@@ -197,7 +197,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
     assert asked == list(PART_FILES)
     assert told.exit_code == 1, told.output
     assert "1 of 3 parts fail: decoder_model.onnx" in told.output
-    assert "no part has such a name: decoder_model_merged.onnx" in told.output
+    assert "because no part has this name: decoder_model_merged.onnx" in told.output
     normdeploy.export(net, torch.ones(2, 4), output=tmp_path / "made" / "decoder_model.onnx")
     found = normdeploy.verify_parts(folder, tmp_path / "made", seeds=1)
     assert found

@@ -106,8 +106,8 @@ def test_a_runner_is_entered_once_and_closed_for_good(model: Path) -> None:
 def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"ftrt and more")
     for path, options, said in [
-        (model, {"provider": "tpu"}, "no provider 'tpu'"),
-        (model, {"profile_index": 0}, "is no engine and has no profile 0"),
+        (model, {"provider": "tpu"}, "unknown provider 'tpu'"),
+        (model, {"profile_index": 0}, "is not an engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),
         (tmp_path / "none", {}, "file not found"),
@@ -128,14 +128,14 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="but got the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
-    with pytest.raises(InputError, match="which would be lost"):
+    with pytest.raises(InputError, match="would overwrite the input"):
         normdeploy.run(model, tmp_path / "in.npz", tmp_path / "in.npz")
 
 
 def test_sizes_that_nothing_says_are_those_at_which_the_file_runs(model: Path, tmp_path: Path) -> None:
     usual = normdeploy.run(model)
     assert usual.inputs["x"] == usual.inputs["z"] == "float32[8, 4]"
-    assert any("which sizes n take: n=8 was taken" in note for note in usual.notes)
+    assert any("the sizes of n: n=8 was used" in note for note in usual.notes)
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[n, 1, t] x) => (float[n, 1, s] y) { y = Conv (x, k) }""")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1, 20), np.float32), "k"))
