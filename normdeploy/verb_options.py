@@ -228,42 +228,44 @@ class LoadingOptions:
     model: str | None = option_field(
         None,
         "--model",
-        "Makes the model that a file of weights is put into, such as mypackage.nets:Encoder.",
+        "Factory that builds the model for a file of weights, such as mypackage.nets:Encoder.",
         metavar="MODULE:FACTORY",
     )
     model_args: Mapping[str, Any] | None = option_field(
         None,
         "--model-arg",
-        "An argument of the factory, as a Python literal or text. Repeatable.",
+        "Argument of the factory, as a Python literal or text. Repeatable.",
         metavar="NAME=VALUE",
         type=list[str] | None,
         read=parse_factory_arguments,
     )
-    key: str | None = option_field(None, "--key", "Which entry of a checkpoint holds the weights.")
-    trust: bool = option_field(False, "--trust", "Run code that the file brings along (a pickled module, for example).")
+    key: str | None = option_field(None, "--key", "Checkpoint entry that holds the weights.")
+    trust: bool = option_field(False, "--trust", "Run code that the file contains (a pickled module, for example).")
     imports: Sequence[str] = option_field(
         (),
         "--import",
-        "Import first, to register operators or output classes. Repeatable.",
+        "Module to import first, to register operators or output classes. Repeatable.",
         metavar="MODULE",
         type=list[str] | None,
     )
     inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'An input, such as "ids:int64\[n,s]{0:999}": dtype, shape, values. Repeatable.',
+        r'Dtype, shape and values of an input, such as "ids:int64\[n,s]{0:999}". Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )
     dims: Sequence[str] = option_field(
-        (), "--dim", "The range of a dynamic dim. Repeatable.", metavar="NAME=MIN:OPT:MAX", type=list[str] | None
+        (), "--dim", "Range of a dynamic dim. Repeatable.", metavar="NAME=MIN:OPT:MAX", type=list[str] | None
     )
-    eval: bool = option_field(False, "--eval", "Put the model in eval mode where it is not.")
+    eval: bool = option_field(False, "--eval", "Put the model in eval mode.")
     task: str | None = option_field(
-        None, "--task", "Of a Hugging Face folder: what it is for, such as feature-extraction or text-generation."
+        None, "--task", "Task of a Hugging Face folder, such as feature-extraction or text-generation."
     )
     part: str | None = option_field(
-        None, "--part", "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past; else the whole."
+        None,
+        "--part",
+        "Part of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past. Default: the whole model.",
     )
     dynamic_shapes: Any = None
     code: Mapping[str, str] | None = None
@@ -299,86 +301,84 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or"
-        " tensorrt-rtx.",
+        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Chooses between"
+        " equivalent forms of a norm.",
         metavar="RUNTIME",
         type=Runtime,
     )
-    provider: str = option_field(
-        "cpu", "--provider", "cpu or cuda: for --runtime onnxruntime, where the file will run."
-    )
+    provider: str = option_field("cpu", "--provider", "Target device for --runtime onnxruntime: cpu or cuda.")
     fuse: str = option_field(
         "standard",
         "--fuse",
-        "portable: our own ops, with bodies that run anywhere, for norms that no standard op says.",
+        "portable: use normdeploy's own ops, with bodies that run anywhere, for norms without a standard op.",
         type=Fuse,
     )
 
     # Required proofs.
     strict: bool = option_field(
-        False, "--strict", "A rewrite that fails its certificate is an error; without it, the rewrite is undone."
+        False, "--strict", "Fail if a rewrite fails its proof; without it, the rewrite is undone."
     )
     strict_proof: bool = option_field(
         False,
         "--strict-proof",
-        "A rewrite whose certificate is not exact is an error, or that makes NaN of a number at Inf.",
+        "Fail if a proof is not exact, or if a rewrite turns a number into NaN at an infinite input.",
     )
 
     # Half precision.
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision (float16 and bfloat16 are understood too), but for what it can't hold; float32"
-        " without it.",
+        "Compute in half precision (also float16, bfloat16); out-of-range values stay float32. Default: float32.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "Inputs, by name, to see what half precision can't hold; with --quantize samples. Repeatable.",
+        "Inputs by name that find out-of-range values; with --quantize, calibration samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
-    keep_io: bool = option_field(False, "--keep-io", "With --precision: inputs and outputs stay float32.")
+    keep_io: bool = option_field(False, "--keep-io", "With --precision: keep inputs and outputs float32.")
 
     # Quantization.
     quantize: str | None = option_field(
         None,
         "--quantize",
-        "Let linear layers and convolutions compute in int8 or FP8, or hold their weights in INT4 (QDQ).",
+        "Compute linear layers and convolutions in int8 or FP8, or store their weights in INT4 (QDQ).",
         type=Quantize | None,
     )
     calibration: str | None = option_field(
         None,
         "--calibration",
-        "With --quantize: how ranges are taken of the samples, minmax (without it), entropy or percentile.",
+        "With --quantize: method that finds ranges: minmax (default), entropy or percentile.",
         metavar="METHOD",
         type=Calibrator | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
-        " stay float until it does. Repeatable.",
-        metavar=r"'\[OUT=]NAME>=X'",
+        "With --quantize: metric to reach on samples not used for calibration, such as cosine:0.995; layers"
+        " stay float until it is met. Repeatable.",
+        metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     dynamic: bool = option_field(
         False,
         "--dynamic",
-        "With --quantize int8: take ranges while the model runs, in onnxruntime; without samples.",
+        "With --quantize int8: compute activation ranges at run time, in onnxruntime; needs no samples.",
     )
     rotate: bool = option_field(
         False,
         "--rotate",
-        "With --quantize: rotate the residual stream and the values of attentions by Hadamard matrices first, where"
-        " that is proved to change nothing.",
+        "With --quantize: first rotate the residual stream and the attention values by Hadamard matrices, if"
+        " proved equivalent.",
     )
     keep_float: Sequence[str] = option_field(
         (),
         "--keep-float",
-        "With --quantize: a layer that stays float, by its module or its result; * stands for any letters. Repeatable.",
+        "With --quantize: keep a layer in float, named by its module or its output; * matches any characters."
+        " Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
     )
@@ -387,7 +387,7 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Compare the whole model before and after up to these bytes of weights.",
+        "Compare the whole model before and after if its weights take at most this many bytes.",
         metavar="BYTES",
         minimum=0,
     )

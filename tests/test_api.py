@@ -96,7 +96,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
         == list(result.seconds)
     )
     assert result.notes == (
-        "sizes taken where none were stated: batch=1:3:64 (nothing says more); state others with --dim",
+        "sizes assumed because none were stated: batch=1:3:64 (no known limit); state others with --dim",
     )
     assert result.summary.nodes_after == len(result.proto.graph.node) < result.summary.nodes_before
     assert not block.training
@@ -153,7 +153,7 @@ def test_inspect_takes_what_export_and_optimize_take(block: Block, tmp_path: Pat
 
 
 def test_unwritable_output_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(NormdeployError, match="there is no folder"):
+    with pytest.raises(NormdeployError, match="does not exist"):
         normdeploy.export(tmp_path / "does-not-exist.pt", output=tmp_path / "no" / "m.onnx")
 
 
@@ -211,7 +211,7 @@ def test_flags_that_may_be_a_strangers_are_not_followed(inside: Path, monkeypatc
         monkeypatch.setenv("XDG_STATE_HOME", str(inside / "other"))
     else:
         torch.save({**torch.load("weights.pt"), "gamma": torch.ones(8)}, "weights.pt")
-    with pytest.raises(InputError, match=r"factory:Net.*not followed because .*(another user|not the file)"):
+    with pytest.raises(InputError, match=r"factory:Net.*ignored because .*(another user|not the file)"):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not (inside / "imported").exists()
     assert bool(normdeploy.verify("weights.pt", "model.onnx", seeds=1, **FACTORY)) == (by == "another user")
@@ -240,7 +240,7 @@ def test_another_file_of_the_same_model_is_verified_with_a_note(inside: Path) ->
     assert Path("again.pt").read_bytes() != Path("model.pt").read_bytes()
     comparison = normdeploy.verify("again.pt", "model.onnx", seeds=1)
     assert comparison
-    assert comparison.notes == ("model.onnx was exported from another file than again.pt",)
+    assert comparison.notes == ("model.onnx was exported from another file, not again.pt",)
 
 
 def test_a_factory_that_a_file_records_means_nothing_of_a_source_that_holds_its_model(

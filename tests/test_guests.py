@@ -266,7 +266,7 @@ def test_the_packages_plugin_takes_its_place_in_tensorrt(
         "plugin_namespace": b"guests",
         "plugin_version": b"1",
     }
-    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, taken to compute what the body says"
+    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, assumed to compute the same as the body"
     assert [(i.op, i.form) for i in account] == [("guests.ClampedScaleNorm", said)] * 2
     assert list_plugin_packages(model) == [("guests", "ClampedScaleNorm")]
     run = onnx.reference.ReferenceEvaluator(model, new_ops=[Standin])
@@ -304,7 +304,7 @@ def test_its_rule_judges_files(
     assert command(monkeypatch, "check", written[0], "--no-extensions") == 0
     assert rule not in capsys.readouterr().out
     assert command(monkeypatch, "check", written[0], "--no-extensions", "--fail-on", rule) == 1
-    assert f"there is no rule '{rule}'" in capsys.readouterr().err
+    assert f"unknown rule '{rule}'" in capsys.readouterr().err
 
 
 def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> None:
@@ -321,9 +321,9 @@ def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> Non
             theirs.infer({"x": x.astype(np.float64)})
     race = normdeploy.bench(written[0], rounds=1, runners="reference")
     assert "reference (clamped-scale-norm)" in {entry.runtime for entry in race.entries}
-    with pytest.raises(InputError, match="no installed package brings a runtime 'other'; there are 'reference'"):
+    with pytest.raises(InputError, match="no installed package provides a runtime 'other'; choose from 'reference'"):
         normdeploy.run(written[0], runner="other")
-    with extensions.disabled(), pytest.raises(InputError, match="none brings any"):
+    with extensions.disabled(), pytest.raises(InputError, match="no runtime is provided"):
         normdeploy.verify(Net().eval(), written[0], X, runners="reference")
 
 
@@ -448,7 +448,7 @@ def test_a_domain_that_is_taken(domain: str, plain: Path, tmp_path: Path, monkey
 
 def test_two_packages_of_one_domain_or_one_op(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (install(tmp_path, monkeypatch, GOOD) for _ in range(2))
-    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both bring"):
+    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both provide"):
         normdeploy.optimize(plain, fuse="portable")
     monkeypatch.undo()
     first, second = (install(tmp_path, monkeypatch, GOOD, name=f"domain{i}") for i in range(2))
@@ -467,7 +467,7 @@ RULES = {
             'yield GuestFinding(f"its epsilon {attribute.f:.2g} is subnormal in float16", tensor=node.output[0])',
             "yield 3",
         ),
-        "gives 3, no GuestFinding",
+        "returned 3, not a GuestFinding",
     ),
     "is one of ours": (('id="scale-norm-epsilon"', 'id="refused"'), "has a rule 'refused'"),
     "is no rule": (("RULES = GuestRule(", "RULES = dict("), "not a GuestRule"),
@@ -486,11 +486,11 @@ def test_a_rule_that_is_broken(
 
 
 RUNTIMES = {
-    "no runner": (("    def infer(", "    def infers("), "no normdeploy.runtimes.Runner: it lacks infer"),
+    "no runner": (("    def infer(", "    def infers("), "not a normdeploy.runtimes.Runner: it lacks infer"),
     "can't open": (("onnx.load(path)", "onnx.load('nothing')"), "can't open 'net.onnx'"),
     "raises": (("return dict(zip(", "1 / 0\n        return dict(zip("), "fails: ZeroDivisionError"),
     "ends the process": (("return dict(zip(", "raise SystemExit(0)\n        return dict(zip("), "fails: SystemExit: 0"),
-    "other names": (("self._model.output_names,", "['z'],"), r"gives \['z'\] where the outputs are"),
+    "other names": (("self._model.output_names,", "['z'],"), r"returns \['z'\], but the outputs are"),
 }
 
 

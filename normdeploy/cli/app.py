@@ -47,7 +47,7 @@ class _BuildCommand(_BareFlagHelp, build.RepeatedValuesCommand):
 
 app = typer.Typer(
     cls=_VerbGroup,
-    help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
+    help="Export PyTorch models to onnxruntime and TensorRT, with every normalization fused or folded and proved.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -81,7 +81,9 @@ app.command(cls=_VerbCommand)(add_common_options(bench.bench))
 app.command(cls=_VerbCommand)(add_common_options(package.package))
 app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
 
-of_fleets = typer.Typer(cls=_VerbGroup, no_args_is_help=True, help="Many models, many targets: run what has changed.")
+of_fleets = typer.Typer(
+    cls=_VerbGroup, no_args_is_help=True, help="Run many models on many targets; only changed ones run again."
+)
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
     of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))
 app.add_typer(of_fleets, name="fleet")
@@ -113,17 +115,15 @@ def main() -> None:
         _exit_with_error(str(error))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+            _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; use a shorter one")
         if error.errno == errno.ENOSPC and error.filename is None:
             # storage.atomic writes files and reports their errors itself. Standard output is redirected because Python
             # would flush its buffer at exit and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _exit_with_error(f"can't write to standard output: {error.strerror}; make room")
+            _exit_with_error(f"can't write to standard output: {error.strerror}; free some space")
         raise
     except MemoryError as error:
-        _exit_with_error(
-            f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
-        )
+        _exit_with_error(f"out of memory: {error or 'no memory left'}; use smaller sizes or a larger machine")
     finally:
         signals.restore_default_sigint()
 

@@ -19,7 +19,9 @@ from .options import ReportingOptions
 def bench(
     sources: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="A model, ONNX files and engines, told apart by their content."),
+        typer.Argument(
+            metavar="FILE...", help="One model, ONNX files and engines, in any order; recognized by content."
+        ),
     ] = None,
     *,
     options: BenchOptions,

@@ -26,13 +26,14 @@ Format = Literal["text", "json", "sarif"]
 class FindingsOptions:
     """Format and file of the findings."""
 
-    form: Format = option_field("text", "--format", "Of the file, or of what is printed where none is given.")
+    form: Format = option_field("text", "--format", "Format of --output, or of the printed findings without --output.")
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
 
 
 def check(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or what export takes.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="ONNX files, folders of them, or any model that export accepts."),
     ],
     failing: FailOption,
     written: FindingsOptions,

@@ -56,7 +56,7 @@ def require_writable_report(file: Path | None, html: Path | None = None, used: I
             path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None
         )
         if replaced is not None:
-            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
+            raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; choose another name")
         taken[target] = path
     if html is not None:
         require_page_libraries()

@@ -21,16 +21,20 @@ if TYPE_CHECKING:
     from ..fleet.outcomes import FleetRun
     from ..types import Progress
 
-FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="The models, variants and targets.")]
+FleetFile = Annotated[
+    Path, typer.Argument(metavar="FLEET.toml", help="File that lists the models, variants and targets.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
     """Files that a run's cells are written to."""
 
-    html: Path | None = option_field(None, "--html", "Write the page.", metavar="FILE.html")
-    markdown: Path | None = option_field(None, "--markdown", "Write the tables for a pull request.", metavar="FILE.md")
-    report: Path | None = option_field(None, "--report", "Write the cells as JSON.", metavar="FILE.json")
+    html: Path | None = option_field(None, "--html", "Also write the results as an HTML page.", metavar="FILE.html")
+    markdown: Path | None = option_field(
+        None, "--markdown", "Also write the results as Markdown tables for a pull request.", metavar="FILE.md"
+    )
+    report: Path | None = option_field(None, "--report", "Also write the results as JSON.", metavar="FILE.json")
     quiet: bool = repeat_option_field(QuietOption, "quiet")
 
 
@@ -90,7 +94,10 @@ def diff(
         typer.Option(
             "--against",
             metavar="LIBRARY=VERSION",
-            help="An update, such as onnxruntime=1.32.0 or driver=580.95; without it what changed here. Repeatable.",
+            help=(
+                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95; without it, the changes on this"
+                " machine. Repeatable."
+            ),
         ),
     ] = None,
     *,
@@ -105,19 +112,21 @@ def diff(
     for text in against or ():
         name, equals, version = text.partition("=")
         if not (name and equals and version):
-            raise InputError(f"--against is {text!r}; give a library and a version, such as onnxruntime=1.32.0")
+            raise InputError(f"--against is {text!r}; pass a library and a version, such as onnxruntime=1.32.0")
         versions[name] = version
     _report_run(fleet_commands.preview_update(file, against=versions, **as_keywords(options)), tables)
 
 
 def show(
     file: FleetFile,
-    name: Annotated[str, typer.Argument(help="A cell (model/variant/target), a step of it, or the start of a key.")],
+    name: Annotated[
+        str, typer.Argument(help="A cell (model/variant/target), one of its steps, or the start of a key.")
+    ],
     options: StoredOptions,
-    log: Annotated[bool, typer.Option("--log", help="Print what the step printed.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print each step's log.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Copy what the steps made into a new folder."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Copy the steps' outputs into a new folder."),
     ] = None,
 ) -> None:
     """Show the steps of a cell in the last run: commands, dependencies, outputs and logs."""
@@ -135,7 +144,9 @@ def publish(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="PLACE", help="oci://HOST/REPOSITORY, mlflow://HOST/EXPERIMENT; oci+http://: by http."
+            "--to",
+            metavar="PLACE",
+            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT; oci+http:// for plain HTTP.",
         ),
     ],
     options: PublishOptions,
@@ -157,11 +168,11 @@ def publish(
 
 
 def gc(
-    store: Annotated[str, typer.Argument(metavar="STORE", help="A folder or URL.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
     older: Annotated[
-        float, typer.Option("--older", min=0, metavar="DAYS", help="What no run of these days has used may go.")
+        float, typer.Option("--older", min=0, metavar="DAYS", help="Delete objects unused for DAYS.")
     ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without it only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
 ) -> None:
     """List the objects of a store that no recent run uses, or delete them with --yes."""
     from ..fleet import garbage_collection
@@ -170,7 +181,7 @@ def gc(
     if yes:
         done = "removed"
     else:
-        done = "would be removed; --yes does it"
+        done = "would be removed; run again with --yes to remove them"
     print_line(
         f"{found.runs} runs, {found.steps} steps and {found.objects} objects of {found.objects + found.kept},"
         f" {found.bytes / 1e6:.1f} MB: {done}"

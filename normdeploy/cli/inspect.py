@@ -17,7 +17,7 @@ from .options import ReportingOptions
 
 
 def inspect(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or any model that export accepts.")],
     load: LoadingOptions,
     options: InspectOptions,
     reporting: ReportingOptions,

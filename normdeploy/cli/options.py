@@ -20,24 +20,23 @@ ModelFile = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=(
-            "A model file (.pt, .pt2, .safetensors ...), my_model.py:Net, a Hugging Face folder or its name on the Hub."
+            "Model file (.pt, .pt2, .safetensors ...), my_model.py:Net, Hugging Face folder, or model name on the Hub."
         ),
     ),
 ]
 Original = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
-    ),
+    typer.Argument(metavar="MODEL", help="Model file, Hugging Face folder, or ONNX file to compare the others with."),
 ]
-OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
+OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="ONNX file.")]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")
+    Path,
+    typer.Option("--output", "-o", help="Output path; an existing file is replaced only once the new one is complete."),
 ]
 
 TrustedKeys = Annotated[
     list[Path] | None,
-    typer.Option("--trust", metavar="PUBLIC.pem", help="Believe only what this key has signed. Repeatable."),
+    typer.Option("--trust", metavar="PUBLIC.pem", help="Accept only content signed with this key. Repeatable."),
 ]
 
 
@@ -45,16 +44,14 @@ TrustedKeys = Annotated[
 class QuietOption:
     """Option that turns tables and progress bars off."""
 
-    quiet: bool = option_field(
-        False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q"
-    )
+    quiet: bool = option_field(False, "--quiet", "Print errors only, no tables or progress bars.", short="-q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOption:
     """Option for the report as JSON."""
 
-    report: Path | None = option_field(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
+    report: Path | None = option_field(None, "--report", "Also write the report as JSON.", metavar="FILE.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,7 @@ class HtmlOption:
     """Option for the report as a page."""
 
     html: Path | None = option_field(
-        None, "--html", "Write the report as a page too: one file that needs no network.", metavar="FILE.html"
+        None, "--html", "Also write the report as a self-contained HTML page.", metavar="FILE.html"
     )
 
 

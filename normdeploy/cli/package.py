@@ -17,9 +17,7 @@ from .options import OnnxFile, QuietOption
 
 def package(
     onnx: OnnxFile,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder of the bundle; it appears only when it is whole.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle; appears only once complete.")],
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,

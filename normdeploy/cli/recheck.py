@@ -17,11 +17,11 @@ from .options import QuietOption, ReportOption, TrustedKeys
 
 
 def recheck(
-    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `normdeploy package` wrote.")],
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="Bundle that `normdeploy package` wrote.")],
     onnx: Annotated[
         Path | None,
         typer.Option(
-            "--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's."
+            "--onnx", metavar="FILE", help="Newer ONNX file of the same model, to run instead of the bundle's."
         ),
     ] = None,
     trust: TrustedKeys = None,

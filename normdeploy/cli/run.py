@@ -17,9 +17,7 @@ from .options import QuietOption, ReportingOptions, ReportOption
 
 
 def run(
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An ONNX file or an engine, told apart by their content.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine; recognized by content.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -30,7 +28,7 @@ def run(
         ),
     ] = None,
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
+        Path | None, typer.Option("--inputs", metavar="IN.npz", help="Input arrays by name; generated if omitted.")
     ] = None,
     *,
     options: RunOptions,

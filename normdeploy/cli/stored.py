@@ -25,7 +25,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="A folder or URL in which results are kept: unchanged input is done at once (NORMDEPLOY_STORE).",
+        help="Folder or URL that caches results; unchanged inputs return at once (NORMDEPLOY_STORE).",
     ),
 ]
 
@@ -96,11 +96,11 @@ def _take_from_store(verb: str, signature: inspect.Signature, place: str, given:
 
 def _add_source(sources: dict[str, Path], path: Path) -> None:
     if not path.exists():
-        raise InputError(f"there is no {str(path)!r}; give a file or a folder")
+        raise InputError(f"file not found: {str(path)!r}; pass a file or a folder")
     if sources.setdefault(path.name, path) != path:
         raise InputError(
-            f"{str(sources[path.name])!r} and {str(path)!r} have one name, by which a store tells them apart; copy one"
-            " to another name, or leave --store out"
+            f"{str(sources[path.name])!r} and {str(path)!r} have the same file name, which the store uses as"
+            " the key; copy one to another name, or omit --store"
         )
 
 

@@ -118,14 +118,13 @@ def _exit_like_child(end: _ChildExit) -> NoReturn:
     code = os.waitstatus_to_exitcode(end.status)
     if end.crash_signal == "SIGKILL":
         _exit_with_message(
-            "the system killed the run (SIGKILL), most likely because memory ran out; give smaller sizes, or use a"
+            "the system killed the run (SIGKILL), most likely because memory ran out; use smaller sizes or a"
             " larger machine"
         )
     if end.crash_signal:
         _exit_with_message(
-            f"a library crashed ({end.crash_signal}){_crash_location(end.trace)}; nothing is written. Check the "
-            "file with"
-            " onnx.checker or the tool that made it, and leave out what it names"
+            f"a library crashed ({end.crash_signal}){_crash_location(end.trace)}; nothing was written. Check"
+            " the file with onnx.checker or the tool that made it, and remove the part that they report"
         )
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

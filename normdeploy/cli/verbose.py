@@ -23,12 +23,12 @@ Verbose = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Log to standard error what is done; -vv: each attempt too.",
+        help="Log each stage to standard error; -vv: also each attempt.",
     ),
 ]
 NoExtensions = Annotated[
     bool,
-    typer.Option("--no-extensions", help="Leave out what installed packages bring: norms, runtimes, rules, operators."),
+    typer.Option("--no-extensions", help="Ignore norms, runtimes, rules and operators of installed packages."),
 ]
 
 

@@ -25,7 +25,7 @@ def verify(
     source: Original,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
+        typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder with all parts of a model."),
     ],
     options: VerifyOptions,
     verdict: StrictOption,
@@ -87,11 +87,13 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:
         raise InputError(
-            f"the folder of parts {str(folder)!r} is given with {len(files) - 1} more; verify it alone, or give files"
+            f"the folder of parts {str(folder)!r} was passed with {len(files) - 1} more; verify the folder by"
+            " itself, or pass only files"
         )
     if of_one:
         raise InputError(
-            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; leave it out, or give a file in it"
+            f"{of_one[0]} is for one file, and {str(folder)!r} is a folder of parts; omit it, or pass a file in"
+            " that folder"
         )
     return folder
 

@@ -126,7 +126,7 @@ def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
     for domain, name in packages:
         guest = norm_of_plugin(domain, name)
         if guest is None or guest.norm.plugin is None:
-            return f"no installed package brings the plugin {name!r} of {domain!r}"
+            return f"no installed package provides the plugin {name!r} of {domain!r}"
         if guest.norm.plugin.register is not None:
             try:
                 guest.extension.run(f"does not register the plugin {name!r}", guest.norm.plugin.register)

@@ -68,7 +68,7 @@ def check_network_types(trt: Any, network: Any, precision: str, stated: Mapping[
         wrong += _list_differing_types(f"layer {layer.name!r}:", [t for t in made if t is not None], stated)
     half = _ASKED[precision]
     if not layers[half]:
-        wrong.append(f"{precision} was asked for, and no layer computes in {half}: {dict(layers)}")
+        wrong.append(f"{precision} was requested, but no layer computes in {half}: {dict(layers)}")
     return NetworkTypes(dict(layers), dict(heavy), tuple(dict.fromkeys(wrong)))
 
 
@@ -94,7 +94,9 @@ def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, st
         if t.name in stated and stated[t.name] in FLOATS.values()
     ]
     return [
-        f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in differing if kind != stated[name]
+        f"{what} {name!r} is {kind}, but the file says {stated[name]}"
+        for name, kind in differing
+        if kind != stated[name]
     ]
 
 

@@ -190,7 +190,7 @@ def test_users_errors_are_one_message(tmp_path: Path, called: Called) -> None:
         (["optimize", "junk.onnx", "-o", "out.onnx"], "junk.onnx"),
         (["optimize", source, "-o", "no/such/folder/out.onnx"], "folder"),
         (["optimize", source, "-o", "out.onnx", "--report", "no/such/folder/report.json"], "folder"),
-        (["optimize", source, "-o", "in.onnx"], "is the input"),
+        (["optimize", source, "-o", "in.onnx"], "would overwrite the input"),
     ):
         done = called(*args, cwd=tmp_path)
         assert done.returncode == 1, args
@@ -215,9 +215,9 @@ def test_unfitting_weights_and_missing_inputs_are_printed_in_one_message(tmp_pat
         "    bias",
         "  1 not in the model:",
         "    scale",
-        "Check the factory's arguments, or choose other weights with --key. Besides, Linear needs example inputs: say"
-        " what they look like with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is"
-        " Linear(input)",
+        "Check the factory's arguments, or choose other weights with --key. Also, Linear needs example inputs: "
+        "describe them with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is "
+        "Linear(input)",
     ]
 
 
@@ -458,7 +458,7 @@ def test_memory_that_is_not_there_is_no_traceback(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert "not enough memory here: " in capsys.readouterr().err
+    assert "out of memory: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,11 @@ def test_errors_are_one_line_and_write_nothing(folder: Path, tmp_path: Path) -> 
     for words, said in (
         (("fleet", "run", "gone.toml"), "can't read 'gone.toml': No such file or directory"),
         (("fleet", "status", "fleet.toml", "--store", "nowhere"), "store not found: 'nowhere'"),
-        (("fleet", "diff", "fleet.toml", "--against", "torch"), "--against is 'torch'; give a library and a version"),
+        (("fleet", "diff", "fleet.toml", "--against", "torch"), "--against is 'torch'; pass a library and a version"),
         (("fleet", "run", "fleet.toml", "--store", "net.pt2"), "the store 'net.pt2' can't be used"),
         (("fleet", "gc", "nowhere"), "store not found: 'nowhere'"),
         (("fleet", "run", "fleet.toml", "--report", "fleet.toml"), "would replace 'fleet.toml'"),
-        (("export", "gone.pt2", "-o", "x.onnx", "--store", str(tmp_path / "s")), "there is no 'gone.pt2'"),
+        (("export", "gone.pt2", "-o", "x.onnx", "--store", str(tmp_path / "s")), "file not found: 'gone.pt2'"),
         (("export", "bad.pt2", "-o", "x.onnx", "--store", str(tmp_path / "s")), "bad.pt2"),
     ):
         told = normdeploy(folder, *words, code=1).replace(f"{folder}{os.sep}", "")

@@ -58,7 +58,7 @@ def test_run_node_that_nothing_foresaw_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "onnxruntime ends its process here (SIGABRT): GRU 'recurrent' (output 'g'); change the node" in done.stderr
+    assert "onnxruntime crashes here (SIGABRT): GRU 'recurrent' (output 'g'); change the node" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
 
 
@@ -68,7 +68,7 @@ def test_main_crash_of_a_library_is_repeated_and_refused(tmp_path: Path) -> None
     out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out.split() == ["None", "1"]
-    assert error.startswith("error: a library crashed (SIGSEGV) in <lambda> of <string>; nothing is written.")
+    assert error.startswith("error: a library crashed (SIGSEGV) in <lambda> of <string>; nothing was written.")
     assert error.count("\n") == 1
 
 

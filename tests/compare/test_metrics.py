@@ -107,17 +107,15 @@ def test_a_drop_is_exact_where_shares_are_not() -> None:
 
 def test_labels_that_do_not_fit_the_output() -> None:
     scores = np.eye(4)
-    with pytest.raises(
-        InputError, match=r"samples 3: the label in row 0 of these is 4, and the output has the classes 0 to 3"
-    ):
+    with pytest.raises(InputError, match=r"samples 3: the label in row 0 is 4, but the output has the classes 0 to 3"):
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2, 4])
-    with pytest.raises(InputError, match=r"the label in row 1 of these is -1"):
+    with pytest.raises(InputError, match=r"the label in row 1 is -1"):
         dropped("accuracy_drop<=0", scores, scores, [0, -1, 2, 3])
-    with pytest.raises(InputError, match=r"samples 3: the output has 1 rows for 0 labels"):
+    with pytest.raises(InputError, match=r"samples 3: the output has 1 rows, but there are 0 labels"):
         dropped("accuracy_drop<=0", scores, scores, [0, 1, 2])
     broken = scores.copy()
     broken[0, 0] = NAN
-    assert "it holds a NaN or an infinity" in str(dropped("accuracy_drop<=1", broken, scores, [0, 1, 2, 3]))
+    assert "it contains a NaN or an infinity" in str(dropped("accuracy_drop<=1", broken, scores, [0, 1, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ def test_the_worst_input_counts_and_shares_are_of_all_rows() -> None:
     assert judged(
         None, "nearest>=1", *(([[a, 1]], [[a, 1]]) for a in (1, 2, 5, 9))
     )  # one row an input, neighbours among all
-    assert "no neighbour" in str(judged(None, "nearest>=0.5", ([[1, 2]], [[1, 2]])))
+    assert "no neighbor" in str(judged(None, "nearest>=0.5", ([[1, 2]], [[1, 2]])))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +237,7 @@ def test_a_tolerance(tolerance: str, value: Any, reference: Any, passes: bool, e
 
 @pytest.mark.parametrize(("value", "reference"), [(NAN, 1), (1, NAN), (INF, 1), (-INF, INF), (1, INF)])
 def test_no_tolerance_makes_a_nan_a_number(value: float, reference: float) -> None:
-    assert "where the reference is" in str(judged("1e30:1e30", None, ([0, value], [0, reference])))
+    assert "but the reference has" in str(judged("1e30:1e30", None, ([0, value], [0, reference])))
 
 
 def test_what_is_judged_on_what() -> None:

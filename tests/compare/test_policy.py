@@ -32,7 +32,9 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
         {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"},
     )
     assert same == policy
-    with pytest.raises(InputError, match=r"rule for the output 'out:0', which the model does not have; it has \['x'\]"):
+    with pytest.raises(
+        InputError, match=r"rule is for the output 'out:0', which the model does not have; its outputs are \['x'\]"
+    ):
         policy.check(["x"])
     assert not parse_policy(None, None)
 
@@ -48,19 +50,19 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
         ("y=nan:0", None, "negative or not finite"),
         ("0:inf", None, "negative or not finite"),
         ({"y": 1e-3}, None, "can't be read"),
-        (["y=1:0", "y=2:0"], None, "the output 'y' is given tolerance 1:0 and tolerance 2:0"),
-        (["1:0", "2:0"], None, "every output is given tolerance 1:0 and tolerance 2:0"),
+        (["y=1:0", "y=2:0"], None, "the output 'y' has the rules tolerance 1:0 and tolerance 2:0"),
+        (["1:0", "2:0"], None, "every output has the rules tolerance 1:0 and tolerance 2:0"),
         (None, "cosine", "'cosine' can't be read; .* in a shell within quotes"),
         (None, "y=", "can't be read"),
-        (None, "cosin>=1", "no metric 'cosin' .*choose one of cosine, psnr"),
+        (None, "cosin>=1", "unknown metric 'cosin' .*choose one of cosine, psnr"),
         (None, "cosine<=0.5", "the larger cosine is, the better; write cosine>=0.5"),
         (None, "y=cosine=0.5", "the larger cosine is"),
         (None, "cosine>=1.5", "cosine is between -1 and 1"),
         (None, "top1>=99", "top1 is between 0 and 1"),
-        (None, "top1>=99%", "'99%' is no number"),
+        (None, "top1>=99%", "'99%' is not a number"),
         (None, "psnr>=nan", "a finite number of decibels"),
         (None, {"y": "z=psnr>=3"}, "names an output"),
-        (None, ["snr>=3", "snr>=4"], "every output is given snr>=3 and snr>=4"),
+        (None, ["snr>=3", "snr>=4"], "every output has the rules snr>=3 and snr>=4"),
     ],
 )
 def test_what_means_nothing_is_refused(tolerance: Any, metric: Any, said: str) -> None:
@@ -102,28 +104,28 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
     alone = read_policy(file).policy
     both = parse_policy("logits=2:0", None).merge_under(alone).require_default(False)
     assert (rules(both, "logits"), both.required) == (["tolerance 2:0"], True)
-    with pytest.raises(InputError, match="and none is; give a tolerance or a metric too, or leave --also-default"):
+    with pytest.raises(InputError, match="there are none; pass a tolerance or a metric too, or omit it"):
         parse_policy(None, None).merge_under(alone).require_default(False)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tolerance = \n", r"no TOML: .*line 1"),
-        ("\n\ntolerence = '1:1'", r"line 3: tolerence is no key of a policy; these are tolerance, metric"),
+        ("tolerance = \n", r"not valid TOML: .*line 1"),
+        ("\n\ntolerence = '1:1'", r"line 3: tolerence is not a key of a policy; choose from tolerance, metric"),
         ("tolerance = '1'", r"line 1: the tolerance '1' can't be read"),
         ("metric = 'cosine>=2'", r"line 1: 'cosine>=2': cosine is between"),
-        ("metric = ['psnr>=1', 'psnr>=2']", r"line 1: metric says psnr>=1 and psnr>=2"),
+        ("metric = ['psnr>=1', 'psnr>=2']", r"line 1: metric has two values, psnr>=1 and psnr>=2"),
         ("metric = 3", r"line 1: the metric 3 can't be read"),
         (
             "tolerance = { abs = 1, relative = 2 }",
-            r"line 1: tolerance.relative is no key of tolerance; these are abs, rel",
+            r"line 1: tolerance.relative is not a key of tolerance; choose from abs, rel",
         ),
         ("tolerance = { abs = 'x' }", r"line 1: the tolerance"),
         ("tolerance = true", "can't be read"),
         (
             "[outputs.y]\n# here\nmetrics = 'psnr>=1'",
-            r"line 3: outputs.y.metrics is no key of outputs.y; these are tolerance, metric",
+            r"line 3: outputs.y.metrics is not a key of outputs.y; choose from tolerance, metric",
         ),
         ("[outputs]\ny = 3", r"line 2: outputs.y is 3, not a table: write \[outputs.y\]"),
         ("outputs = 3", r"line 1: outputs is 3, not a table"),
@@ -133,8 +135,8 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
         ("also-default = 'yes'", r"line 1: also-default is 'yes'; write true or false"),
         ("map = { a = 3 }", r"line 1: map.a is 3; write the model's name"),
         ("map = ['a=b']", "map is .* not a table"),
-        ("x = " + "[" * 3000, "no TOML"),
-        ("\x00", "no TOML"),
+        ("x = " + "[" * 3000, "not valid TOML"),
+        ("\x00", "not valid TOML"),
     ],
 )
 def test_a_file_that_means_nothing_is_told_with_its_line(text: str, said: str, tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't read the policy"):
         read_policy(tmp_path)
     (tmp_path / "b.toml").write_bytes(b"a = '\xff'")
-    with pytest.raises(InputError, match="no TOML"):
+    with pytest.raises(InputError, match="not valid TOML"):
         read_policy(tmp_path / "b.toml")
     (tmp_path / "c.toml").write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(InputError, match="at most 1048576 are read"):
@@ -166,18 +168,18 @@ def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
         "mask": [],
     }
     assert notes == [
-        "top5>=0.5 does not decide on ids: it is int64, not floating",
-        "tolerance 1:0 does not decide on mask: it is bool, not floating",
-        "top5>=0.5 does not decide on mask: it is bool, not floating",
+        "top5>=0.5 does not apply to ids: it is int64, not floating-point",
+        "tolerance 1:0 does not apply to mask: it is bool, not floating-point",
+        "top5>=0.5 does not apply to mask: it is bool, not floating-point",
     ]
     for metric, said in (
-        ("ids=cosine>=0.5", "of the output 'ids': it is int64"),
-        ("few=top5>=0.5", "more than 5 are needed"),
-        ("flat=nearest>=0.5", "1 dims, 2 are needed"),
+        ("ids=cosine>=0.5", "on the output 'ids': it is int64"),
+        ("few=top5>=0.5", "needs more than 5 entries"),
+        ("flat=nearest>=0.5", "1 dims, but needs 2"),
     ):
         with pytest.raises(InputError, match=said):
             resolve_policy(parse_policy(None, metric), outputs | {"few": np.ones((2, 5)), "flat": np.ones(3)})
-    with pytest.raises(InputError, match="top5 can't be measured of any output"):
+    with pytest.raises(InputError, match="top5 can't be measured on any output"):
         resolve_policy(parse_policy(None, "top5>=0.5"), {"ids": outputs["ids"]})
 
 
@@ -185,13 +187,13 @@ def test_a_map_may_hold_equals_signs() -> None:
     model = ModelSignature(inputs=(InputSpec("x", "float32", (Dim.from_size(2),)),), outputs=("y", "a=b"), kind="")
     assert parse_map(["input=1=x", "out=a=b"], model) == {"input=1": "x", "out": "a=b"}
     for text, said in (
-        ("x", "can't be read"),
-        ("=x", "can't be read"),
-        ("a=z", r"names 'z', .* takes \['x'\] and gives \['y', 'a=b'\]"),
+        ("x", "can't read the map"),
+        ("=x", "can't read the map"),
+        ("a=z", r"names 'z', .* has the inputs \['x'\] and the outputs \['y', 'a=b'\]"),
     ):
         with pytest.raises(InputError, match=said):
             parse_map([text], model)
-    with pytest.raises(InputError, match="'a' is mapped to 'x' and to 'y'"):
+    with pytest.raises(InputError, match="'a' is mapped to both 'x' and 'y'"):
         parse_map(["a=x", "a=y"], model)
 
 

@@ -147,17 +147,17 @@ def test_our_verbs_say_what_the_file_is(
     done = CliRunner().invoke(app, [name if part == "FILE" else part for part in verb])
     assert isinstance(done.exception, GraphError), done.output
     said = str(done.exception)
-    assert said.startswith(f"{name} holds, in the place of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
+    assert said.startswith(f"{name} holds, instead of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
     assert "compute capability 86,120 by version 1." in said
     assert "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13" in said
-    assert said.endswith("give the ONNX file that it was made of, 'my model.onnx'")
+    assert said.endswith("pass the ONNX file that it was made from, 'my model.onnx'")
     assert sorted(p.name for p in folder.iterdir()) == before
 
 
 def test_check_counts_it_as_a_file_that_can_not_be_checked(folder: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(folder / "embed.onnx")])
     assert done.exit_code == 1
-    assert "can not be checked" in done.output
+    assert "could not be checked" in done.output
 
 
 def test_what_such_a_file_says_of_itself_is_not_believed(tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_a_new_engine_replaces_the_old_one_and_a_failed_build_leaves_both(folder
 def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(p.name for p in folder.iterdir())
     monkeypatch.setattr(onnx_files, "PROTOBUF_LIMIT", 10_000)
-    with pytest.raises(BuildError, match=r"the engine has \d+ bytes, .* ends at 10000; write it .* --ep-context file"):
+    with pytest.raises(BuildError, match=r"the engine has \d+ bytes, .* at most 10000; write it .* --ep-context file"):
         made(folder, "large.onnx", "embed")
     assert sorted(p.name for p in folder.iterdir()) == before
 
 
 def test_modes_that_there_are_not(folder: Path) -> None:
-    with pytest.raises(InputError, match="written as one of embed, file, not 'both'"):
+    with pytest.raises(InputError, match="unknown EPContext mode 'both'; choose one of embed, file"):
         made(folder, "m.onnx", "both")
-    with pytest.raises(InputError, match="built with the runtime tensorrt-rtx, not tensorrt"):
+    with pytest.raises(InputError, match="needs the runtime tensorrt-rtx, not tensorrt"):
         made(folder, "m.onnx", "embed", runtime="tensorrt")
 
 

@@ -114,4 +114,7 @@ def test_check_names_it_for_tensorrt_alone(tmp_path: Path) -> None:
         (file,) = normdeploy.check(tmp_path / "in.onnx", fail_on="all", runtime=runtime).files
         assert [p.rule for p in file.findings] == rules
     (file,) = normdeploy.check(tmp_path / "in.onnx", runtime="tensorrt-rtx").files
-    assert "F is given 'X', which is also the name of an input of its function my.F(X, R)" in file.findings[0].message
+    assert (
+        "F is called with 'X', which is also the name of an input of its function my.F(X, R)"
+        in file.findings[0].message
+    )

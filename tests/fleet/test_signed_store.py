@@ -86,7 +86,7 @@ def test_an_unsigned_store_is_run_again_once(tmp_path: Path) -> None:
     assert fleet_commands.fleet_status(file, trust=[public]).count_by_status() == {"stale": 4}
     signing = run_toys(file, store=open_signed_store(FolderBackend(tmp_path / "store"), private))
     assert (signing.ran, signing.cached) == (STEPS, 0)
-    assert all("is not signed, and it has to be by the key" in note for note in signing.notes)
+    assert all("is not signed, but must be signed by the key" in note for note in signing.notes)
     assert run_toys(file, store=open_signed_store(FolderBackend(tmp_path / "store"), private)).ran == 0
 
 
@@ -96,7 +96,7 @@ def test_of_another_key_nothing_is_believed_but_where_it_is_trusted(signed: Sign
     assert run_toys(signed.file, store=open_signed_store(place, other, [signed.public])).ran == 0
     seen = fleet_commands.fleet_status(signed.file, trust=[theirs])
     assert seen.count_by_status() == {"stale": 4}
-    assert all("is signed by" in note and "and trusted is" in note for note in seen.notes)
+    assert all("is signed by" in note and "but the trusted key is" in note for note in seen.notes)
     assert run_toys(signed.file, store=open_signed_store(place, other)).ran == STEPS
 
 

@@ -10,10 +10,10 @@ from normdeploy.fleet.step_execution import describe_wrong_result
 
 ROW = {"runtime": "toy", "output": "y", "max_abs_error": 2.0, "allowed": 1.0, "verdict": "fail", "reason": ""}
 VOID = (
-    "its quantization steps alone may move this output by 29% of its size, so the default rule can't tell right from"
-    " wrong: give a metric (--metric)"
+    "its quantization steps by themselves may move this output by 29% of its size, so the default rule can't tell"
+    " right from wrong: pass a metric (--metric)"
 )
-ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements are not those of w"}
+ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements differ from w"}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements are not 
         ([ROW], [], "toy: output 'y' is off by 2.0, 1.0 is allowed"),
         ([ROW, ROW], [ALTERED], "toy: output 'y' is off by 2.0, 1.0 is allowed (2 rows fail)"),
         ([ROW | {"max_abs_error": 0.1, "reason": VOID}], [], f"toy: output 'y': {VOID}"),
-        ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements are not those of w"),
+        ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements differ from w"),
         ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; see its log"),
     ],
 )

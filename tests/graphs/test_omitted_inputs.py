@@ -69,5 +69,5 @@ def test_verify_norm_with_empty_bias_names_the_crash(tmp_path: Path) -> None:
     verdict = normdeploy.verify(tmp_path / "in.onnx", tmp_path / "in.onnx")
     assert not verdict
     assert "onnxruntime crashes (SIGSEGV)" in str(verdict)
-    with pytest.raises(RuntimeCrash, match="write the file anew with normdeploy optimize"):
+    with pytest.raises(RuntimeCrash, match="rewrite the file with normdeploy optimize"):
         normdeploy.run(tmp_path / "in.onnx", {"x": np.ones((2, 5), np.float32)})

@@ -100,10 +100,10 @@ STRINGS = """<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x) => (flo
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (STRINGS, "a.onnx: the output 'label' is strings; only numbers are compared: give the index"),
+        (STRINGS, "a.onnx: the output 'label' is a tensor of strings, so it can't be compared; make the index"),
         (
             TEXT.replace("int64[n, m] i", "string[n] i"),
-            "a.onnx: the input 'i' takes strings; only tensors of numbers can be given",
+            "a.onnx: the input 'i' takes strings; only numeric tensors can be passed",
         ),
     ],
 )
@@ -120,9 +120,9 @@ def test_strings_in_the_place_of_numbers_fail(rules: dict[str, Any], tmp_path: P
     onnx.save(onnx.parser.parse_model(head + "(string[2, 3] y) { y = Cast <to = 8> (x) }"), tmp_path / "b.onnx")
     found = normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx", **rules)
     assert not found
-    assert all("it is strings" in r.reason or "it is object" in r.reason for r in found.results if r.file), (
-        found.results
-    )
+    assert all(
+        "it is a tensor of strings" in r.reason or "it is object" in r.reason for r in found.results if r.file
+    ), found.results
 
 
 RATE = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x, int64 sr) => (float[n, 4] y) {
@@ -167,13 +167,13 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
     ("text", "message"),
     [
         ("rate=5", r"no input 'rate'; it has \['sr', 'x'\]"),
-        ("sr=9:2", "the range 9:2 of the input 'sr' holds no value"),
+        ("sr=9:2", "the range 9:2 of the input 'sr' is empty"),
         ("sr=nan", "can't be read"),
         ("sr=1e999", "can't be read"),
-        ("sr=missing.npy", "there is no file 'missing.npy'"),
-        ("sr=0.5:2", "'sr' is int64, and its values are stated as 0.5:2; write whole numbers"),
+        ("sr=missing.npy", "file not found: 'missing.npy'"),
+        ("sr=0.5:2", "'sr' is int64, but its values are stated as 0.5:2; write integers"),
         ("sr=99999999999999999999", "which holds -9223372036854775808 to 9223372036854775807"),
-        ("x[n,5]", "dim 1 of the input 'x' is 4, and --input says 5"),
+        ("x[n,5]", "dim 1 of the input 'x' is 4, but --input says 5"),
     ],
 )
 @pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])
@@ -195,7 +195,7 @@ def test_floats_of_a_file_are_no_values_of_an_integer_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("rate.npy", np.ones(1, np.float32))
-    with pytest.raises(InputError, match="'sr' is int64, and the file of its values holds float32"):
+    with pytest.raises(InputError, match="'sr' is int64, but the file of its values holds float32"):
         normdeploy.optimize(rate_file, inputs=["sr=rate.npy"])
 
 

@@ -188,7 +188,7 @@ def test_what_the_worker_lacks_is_said(lacks: str, engine_builder: Path) -> None
         package.write_text("raise ImportError('no triton in the worker')")
     else:
         package.write_text(package.read_text() + "import sys\nsys.modules['tensorrt.plugin'] = None\n")
-    with pytest.raises(RuntimeUnavailable, match=r"the kernels can't be given to TensorRT: .*; pip install triton"):
+    with pytest.raises(RuntimeUnavailable, match=r"TensorRT can't load the kernels: .*; pip install triton"):
         normdeploy.build(engine_builder / "m.onnx", engine_builder / "m.engine", runtime="tensorrt", norm_impl="plugin")
     assert [p.name for p in engine_builder.iterdir() if "engine" in p.name] == []
 

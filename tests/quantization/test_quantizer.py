@@ -418,7 +418,7 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
     model = FileModel(inputs=tuple(SPECS), outputs=("y",), kind="onnx", proto=block, label="block")
     told = {w.name: w for w in audit_weights(model, made, "made")}
     assert {name for name, w in told.items() if w.origin is WeightOrigin.ALTERED} == set()
-    gamma = next(name for name, w in told.items() if "over what its norm" in w.reason)
+    gamma = next(name for name, w in told.items() if "divided by the factors in its norm" in w.reason)
     for t in made.graph.initializer:
         if t.name == gamma:
             array = onnx.numpy_helper.to_array(t).copy()

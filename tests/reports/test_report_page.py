@@ -415,7 +415,7 @@ def test_the_page_takes_no_other_files_place(tmp_path: Path) -> None:
     source = layer_norm_by_hand(tmp_path / "in.onnx").read_bytes()
     done = run("optimize", "in.onnx", "-o", "out.onnx", "--html", "in.onnx", cwd=tmp_path)
     assert done.returncode == 1
-    assert "the report 'in.onnx' would replace 'in.onnx'; give it another name" in done.stderr
+    assert "the report 'in.onnx' would replace 'in.onnx'; choose another name" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["in.onnx"]
     assert (tmp_path / "in.onnx").read_bytes() == source
 

@@ -229,7 +229,7 @@ def test_above_a_size_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     result = normdeploy.optimize(norms(1), compare_limit=0)
     assert statuses(result) == {"n0": "fused"}
     compared, cleaned = result.notes
-    assert compared == "the whole model was not compared with the one before: its weights are beyond compare_limit"
+    assert compared == "the whole model was not compared with the original: its weights exceed compare_limit"
     assert cleaned.startswith("the graph was not cleaned up")
     held = 8 + 4  # bytes: the axis, int64, and epsilon, float32
     assert normdeploy.optimize(norms(1), compare_limit=held - 1).notes == result.notes

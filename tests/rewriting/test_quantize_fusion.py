@@ -354,7 +354,7 @@ def test_a_plugin_that_quantizes_otherwise_is_not_written(monkeypatch: pytest.Mo
     _, out, _ = optimized(model(*NORMS["LayerNormQuantize"]))
     _made, (told,) = norm_implementations.implement_norms(out, norm_impl="plugin", runtime="tensorrt")
     assert told.form == "standard nodes"
-    assert "not proved to be what the file's nodes compute" in told.reason
+    assert "not proved to compute the same as the file's nodes" in told.reason
 
 
 @pytest.mark.usefixtures("capability")

@@ -90,7 +90,7 @@ def test_an_output_that_is_an_input_too() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("y = Add(x, m) m = Mul(y, x)", "Add 'y' needs its own result 'y' by way of Mul 'm'"),
+        ("y = Add(x, m) m = Mul(y, x)", "Add 'y' needs its own result 'y' through Mul 'm'"),
         ("a = Conv(x, k) x = Sqrt(a) y = Neg(x)", "'x', which is an input"),
         ("y = Sqrt(x) y = Neg(x)", "'y', which is an input or was already written"),
     ],

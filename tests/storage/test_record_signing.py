@@ -109,9 +109,7 @@ def test_what_runs_no_code_is_followed_by_anyone_and_said(inside: Path, monkeypa
     comparison = normdeploy.verify("weights.pt", "model.onnx", seeds=1, model="factory:Net", model_args={"size": 8})
     assert comparison
     assert comparison.notes[0] == "as model.onnx records: dims=['batch=1:4:16'], inputs=['x:float32[batch,8]']"
-    with pytest.raises(
-        InputError, match=r"model='factory:Net'.*not followed because .*another user, and no signature of a team"
-    ):
+    with pytest.raises(InputError, match=r"model='factory:Net'.*ignored because .*another user, and no team signature"):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
 
 
@@ -130,9 +128,9 @@ def test_what_is_recorded_of_another_model_is_not_followed_where_it_means_nothin
     for load, said in (
         (
             {"task": "text-generation", "part": "decoder"},
-            "records task='text-generation', part='decoder', which is not followed: model.pt is",
+            "records task='text-generation', part='decoder', which is ignored: model.pt is",
         ),
-        ({"key": "ema"}, "records key='ema', which is not followed: model.pt is of the kind ExportedProgram"),
+        ({"key": "ema"}, "records key='ema', which is ignored: model.pt is of the kind ExportedProgram"),
     ):
         recorded_as("other.onnx", **load)
         comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1)
@@ -141,8 +139,7 @@ def test_what_is_recorded_of_another_model_is_not_followed_where_it_means_nothin
     recorded_as("other.onnx", dims=["seq=1:2:3"], inputs=["x[seq,8]"])
     comparison = normdeploy.verify("model.pt", "other.onnx", seeds=1, inputs="x[n,8]")
     assert any(
-        "dims=['seq=1:2:3'], which are not followed: the inputs that are given have" in note
-        for note in comparison.notes
+        "dims=['seq=1:2:3'], which is ignored: the inputs that you passed have" in note for note in comparison.notes
     )
 
 
@@ -153,7 +150,7 @@ def test_an_error_of_what_is_recorded_says_so(verb: str, inside: Path) -> None:
     arguments = (["model.pt", "other.onnx"],) if verb == "bench" else ("model.pt", "other.onnx")
     with pytest.raises(
         InputError,
-        match=r"'seq' belongs to no input.*The ONNX file's record .* says dims=\['seq=1:2:3'\]: give here what",
+        match=r"'seq' is not in any input.*The ONNX file's export record contains dims=\['seq=1:2:3'\]: pass the value",
     ):
         getattr(normdeploy, verb)(*arguments)
 
@@ -161,7 +158,7 @@ def test_an_error_of_what_is_recorded_says_so(verb: str, inside: Path) -> None:
 def test_arguments_of_a_factory_are_a_strangers_too(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     normdeploy.export("weights.pt", output="model.onnx", **FACTORY)
     as_another_user(inside, monkeypatch)
-    with pytest.raises(InputError, match=r"model_args=.*not followed"):
+    with pytest.raises(InputError, match=r"model_args=.*ignored"):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1, model="factory:Net")
     assert not code_ran(inside)
 
@@ -176,7 +173,7 @@ def test_a_team_follows_what_its_key_signed(inside: Path, team: Path, monkeypatc
     monkeypatch.delenv(record_signing.TEAM_KEY)
     as_another_process(inside)
     with pytest.raises(
-        InputError, match=r"'model.onnx.sig' beside it is signed by .* whose key NORMDEPLOY_KEY does not name"
+        InputError, match=r"'model.onnx.sig' next to it is signed by .* whose key is not in NORMDEPLOY_KEY"
     ):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
@@ -283,20 +280,20 @@ def other_module(project: Path) -> None:
 @pytest.mark.parametrize(
     ("attack", "why"),
     [
-        (other_flags, "evil:Net.*of another record, or signed with another key"),
-        (other_key, "of another record, or signed with another key"),
-        (no_key, "of another record, or signed with another key"),
-        (other_code_in_the_signature, "of another record, or signed with another key"),
-        (no_signature, "no signature of a team lies beside it"),
-        (text(""), "of another record"),
-        (text("[]"), "of another record"),
-        (text('{"normdeploy_signature": 1, "code": 5, "hmac": "é"}'), "of another record"),
-        (text('{"normdeploy_signature": 1, "code": {}, "hmac": "\\ud800"}'), "of another record"),
-        (text("[" * 100_000), "of another record"),
-        (text("x" * (2 << 20)), "no signature of a team lies beside it"),
-        (pipe, "no signature of a team lies beside it"),
+        (other_flags, "evil:Net.*belongs to another record, or is signed with another key"),
+        (other_key, "belongs to another record, or is signed with another key"),
+        (no_key, "belongs to another record, or is signed with another key"),
+        (other_code_in_the_signature, "belongs to another record, or is signed with another key"),
+        (no_signature, "no team signature is next to it"),
+        (text(""), "belongs to another record"),
+        (text("[]"), "belongs to another record"),
+        (text('{"normdeploy_signature": 1, "code": 5, "hmac": "é"}'), "belongs to another record"),
+        (text('{"normdeploy_signature": 1, "code": {}, "hmac": "\\ud800"}'), "belongs to another record"),
+        (text("[" * 100_000), "belongs to another record"),
+        (text("x" * (2 << 20)), "no team signature is next to it"),
+        (pipe, "no team signature is next to it"),
         (other_model, "'weights.pt' is not the file that was exported"),
-        (other_module, "'factory.py' is not the module of this name that was signed"),
+        (other_module, "the module 'factory.py' is not the one that was signed"),
     ],
 )
 def test_code_is_not_run_for_a_file_that_an_attacker_touched(
@@ -305,7 +302,7 @@ def test_code_is_not_run_for_a_file_that_an_attacker_touched(
     normdeploy.export("weights.pt", output="model.onnx", **FACTORY)
     as_another_user(inside, monkeypatch)
     attack(inside)
-    with pytest.raises(InputError, match=f"not followed because .*{why}" if "evil" not in why else why):
+    with pytest.raises(InputError, match=f"ignored because .*{why}" if "evil" not in why else why):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
 
@@ -364,7 +361,7 @@ def test_what_the_user_names_may_be_any_module(inside: Path, team: Path) -> None
     ("spoil", "said"),
     [
         (lambda key: key.chmod(0o640), "can be read or changed by others .mode 640"),
-        (lambda key: key.write_text("short"), "has 5 bytes, and 32 are the least"),
+        (lambda key: key.write_text("short"), "has 5 bytes, but needs at least 32"),
         (lambda key: key.unlink(), "can't be read: No such file"),
         (lambda key: (key.unlink(), key.mkdir()), "can't be read: Is a directory"),
     ],
@@ -416,7 +413,7 @@ def test_a_record_of_the_older_schema_is_read_and_its_code_is_not_followed(
     entry.value = json.dumps({"record": json.loads(entry.value) | {"schema": 1}, "hmac": "00" * 32})
     onnx.save(proto, "old.onnx")
     as_another_process(inside)
-    with pytest.raises(InputError, match=r"model='factory:Net'.*not followed"):
+    with pytest.raises(InputError, match=r"model='factory:Net'.*ignored"):
         normdeploy.verify("weights.pt", "old.onnx", seeds=1)
     assert not code_ran(inside)
     comparison = normdeploy.verify("weights.pt", "old.onnx", seeds=1, model="factory:Net", model_args={"size": 8})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 Onnx: TypeAlias = PathLike | ModelProto | ExportResult
-"""An ONNX file, a model in memory with its weights, or what made one."""
+"""ONNX file, model in memory with its weights, or export result."""
 
 
 _LEAST = {
@@ -87,7 +87,7 @@ def take_fields_as_arguments(
             _require_keywords(given)
             for name in given.keys() - {"kwargs"}:
                 if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
-                    raise InputError(f"{name} is {given[name]!r}; it is True or False")
+                    raise InputError(f"{name} is {given[name]!r}; pass True or False")
                 given[name] = _normalize_option(name, given[name], runtimes)
             # Other verbs take arrays or a file of arrays as ``inputs``, so their default is not ().
             if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
@@ -128,7 +128,7 @@ def _require_keywords(given: Mapping[str, Any]) -> None:
     """
     if not isinstance(keywords := given.get("kwargs") or {}, Mapping):
         raise InputError(
-            f"kwargs is {keywords!r}; give a mapping of forward's keyword arguments, and a file to write as output=…"
+            f"kwargs is {keywords!r}; pass a mapping of forward's keyword arguments, and the output file as output=…"
         )
 
 
@@ -152,16 +152,16 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
     ):
         if name == wanted and value not in choices and (value is not None or name not in _OPTIONAL):
             # For the options in _OPTIONAL, None means whatever fits the file, or nothing.
-            raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
+            raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
-            f"opset {value!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21, the default,"
-            " suits every runtime)"
+            f"opset {value!r} can't be exported; torch writes opsets {OPSETS.start} to {OPSETS.stop - 1} (the"
+            " default, 21, runs in every runtime)"
         )
     if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):
-        raise InputError(f"{name} is {value!r}; give a whole number of {_LEAST[name]} or more")
+        raise InputError(f"{name} is {value!r}; pass a whole number of {_LEAST[name]} or more")
     if name == "dims" and isinstance(value, Mapping):
-        raise InputError(f"dims is {value!r}; give texts, dims=['batch=1:8:64']")
+        raise InputError(f"dims is {value!r}; pass texts, dims=['batch=1:8:64']")
     if name == "fail_on" and isinstance(value, str):
         return [rule.strip() for rule in value.split(",")]
     if name not in _SEVERAL or value is None or (name == "profiles" and isinstance(value, Mapping)):
@@ -185,10 +185,11 @@ def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
         return
     origin = result.origin
     if origin is None:
-        raise InputError("this result does not say what it was made from; give the model, and the result behind it")
+        raise InputError("this result does not record its model; pass the model first, then the result")
     if has_examples(given.get("args", ()), given.get("kwargs")):
         raise InputError(
-            "the result was made with arguments of its own, and others are given; give the model in the result's place"
+            "the result was made with its own example arguments, and others were passed; pass the model"
+            " instead of the result"
         )
     loading = {**origin.loading, **given.get("loading", {})}
     given |= {"source": origin.source, "args": origin.args, "kwargs": origin.kwargs, "loading": loading}
@@ -217,7 +218,7 @@ def require_writable_output(output: PathLike, source: object) -> None:
     target = resolve_writable_path(output)
     if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
         raise NormdeployError(
-            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another"
+            f"the output {os.fspath(output)!r} would overwrite the input {os.fspath(source)!r}; choose another"
             " name with -o"
         )
 

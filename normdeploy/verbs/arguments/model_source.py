@@ -59,7 +59,7 @@ def load_source(
         refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
         return load(os.fspath(source), **_applicable_options(loading, _OF_FILES, "a file"))
     if type(source).__name__ == "ExportedProgram":
-        refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
+        refuse_examples(args, kwargs, "an exported program, which already has inputs; omit them")
         return from_program(
             cast("torch.export.ExportedProgram", source),
             **_applicable_options(loading, _OF_PROGRAMS, "an exported program"),
@@ -85,7 +85,7 @@ def _applicable_options(loading: LoadKeywords, known: set[str], source: str) -> 
         InputError: an option is not for this kind of source.
     """
     if foreign := sorted(name for name, value in loading.items() if name not in known and value):
-        raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
+        raise InputError(f"{foreign[0]} does not apply to {source}, which accepts {', '.join(sorted(known))}; omit it")
     return {name: value for name, value in loading.items() if name in known}
 
 
@@ -99,7 +99,7 @@ def refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str
         InputError: example arguments were given.
     """
     if has_examples(args, kwargs):
-        raise InputError(f"example arguments were given with {source}")
+        raise InputError(f"example arguments were passed with {source}")
 
 
 def is_live_module(source: object) -> bool:
@@ -135,7 +135,7 @@ def load_as_recorded(
             raise
         options = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
         raise type(error)(
-            f"{error}. The ONNX file's record of its export says {options}: give here what this model takes instead"
+            f"{error}. The ONNX file's export record contains {options}: pass the value for this model instead"
         ) from error
 
 
@@ -204,7 +204,7 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
     name = os.fspath(onnx_path)
     # The hash is "" for a live module or an ONNX file.
     same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))
-    notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
+    notes = [] if same else [f"{name} was exported from another file, not {os.fspath(source)}"]
     load, strange = _drop_foreign_options(
         {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
     )
@@ -218,7 +218,7 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         if not record["model"].get("sha256") or not same:
             why = f"{os.fspath(source)!r} is not the file that was exported"
         elif signed is not None and (file := record_signing.find_changed_module(signed)):
-            why = f"{file!r} is not the module of this name that was signed"
+            why = f"the module {file!r} is not the one that was signed"
         if not why:
             # The user's own modules are imported from the working directory, not from the signed copies.
             bare = not any(given.get(n) for n in (*CODE, "trust"))
@@ -226,8 +226,8 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         elif code:
             oddity = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
             raise InputError(
-                f"{name!r} says that its model was loaded with {oddity}, which may run code and is not followed because"
-                f" {why}; give these here, if you trust them"
+                f"{name!r} records that its model was loaded with {oddity}, which may run code and is ignored"
+                f" because {why}; if you trust these options, pass them here"
             )
     if data and "code" not in followed:
         notes.append(f"as {name} records: {', '.join(f'{n}={value!r}' for n, value in sorted(data.items()))}")
@@ -261,14 +261,14 @@ def _drop_foreign_options(
     left = {n: value for n, value in load.items() if meant.get(n, True)}
     strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
-        strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
+        strange.append(f"{', '.join(foreign)}, which is ignored: {source} is of the kind {kind}")
     # Dims of inputs that the user describes may have other names.
     if (dims := left.get("dims")) and given.get("inputs"):
         named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
         if other := [text for text in dims if text not in left["dims"]]:
             strange.append(
-                f"dims={other}, which are not followed: the inputs that are given have the dynamic dims {sorted(named)}"
+                f"dims={other}, which is ignored: the inputs that you passed have the dynamic dims {sorted(named)}"
             )
     return {n: value for n, value in left.items() if value}, strange
 

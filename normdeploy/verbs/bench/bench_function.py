@@ -71,11 +71,13 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
         InputError: an option applies only to races of files.
     """
     if peers:
-        raise InputError("norms are raced by themselves, and others' files are of whole models; leave --against out")
+        raise InputError("norms are raced one by one, but files of other tools are whole models; omit --against")
     if call.runners:
-        raise InputError("norms are raced by themselves, in onnxruntime; leave --runner out")
+        raise InputError("norms are raced one by one, in onnxruntime only; omit --runner")
     if call.feeds is not None:
-        raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
+        raise InputError(
+            "norms are raced on generated inputs, but inputs were passed; omit the inputs, or race the whole file"
+        )
     _require_no_loading(call.load_keywords)
     return race_norms(
         cast("Sequence[PathLike]", call.sources), as_sequence(call.norm_impl), call.norms, call, call.progress
@@ -94,7 +96,7 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
     models = [s for s in contestants if s not in files]
     if len(models) > 1:
         raise InputError(
-            f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files"
+            f"{len(models)} of {len(contestants)} sources are models; pass one model, and the others as ONNX files"
         )
     onnx_files = [file for file in files if is_onnx_file(file)]
     model = None
@@ -120,4 +122,6 @@ def _require_no_loading(loading: LoadKeywords) -> None:
         InputError: options say how to load a model, but no model was given.
     """
     if flags := sorted(name for name, value in loading.items() if value):
-        raise InputError(f"{', '.join(flags)}: for the model, and none was given; leave it out, or give the model too")
+        raise InputError(
+            f"{', '.join(flags)}: applies to a model, but no model was passed; omit it, or also pass the model"
+        )

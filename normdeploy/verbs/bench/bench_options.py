@@ -27,29 +27,29 @@ class RaceOptions:
     sizes: Sequence[str] | Mapping[str, int] = option_field(
         (),
         "--size",
-        "Of a dynamic dim in the race, such as batch=8. Repeatable.",
+        "Size of a dynamic dim, such as batch=8. Repeatable.",
         metavar="NAME=SIZE",
         type=list[str] | None,
     )
     feeds: PathLike | Mapping[str, Any] | None = option_field(
         None,
         "--inputs",
-        "Arrays by name; without it some are generated.",
+        "Input arrays by name; generated if omitted.",
         metavar="IN.npz",
         type=Path | None,
     )
 
     # The race.
-    threads: int = option_field(1, "--threads", "Of torch and of onnxruntime on the CPU.", minimum=1)
-    rounds: int = option_field(100, "--rounds", "In each of them every contestant has its turn.", minimum=1)
-    seed: int = option_field(0, "--seed", "Of generated inputs, and of the order in each round.", minimum=0)
+    threads: int = option_field(1, "--threads", "CPU threads for torch and onnxruntime.", minimum=1)
+    rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant runs once per round.", minimum=1)
+    seed: int = option_field(0, "--seed", "Seed of the generated inputs and of the order within each round.", minimum=0)
 
     # The contestants.
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",
-        "Race each norm of one ONNX file by itself in these forms, by comma: standard, decomposed, instance, layer,"
-        " narrow, plugin; or all.",
+        "Race each norm of one ONNX file by itself in these forms, comma-separated: standard, decomposed,"
+        " instance, layer, narrow, plugin; or all.",
         metavar="FORMS",
         type=str | None,
         read=_split_commas,
@@ -57,13 +57,13 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Race usual norms of this kind, such as GroupNorm, in all forms; or all.",
+        "Race common norms of this kind, such as GroupNorm, in all forms; or all.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(
         (),
         "--against",
-        "Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers.",
+        "Also race files made by other tools, comma-separated: plain, onnxslim, onnxsim, ort-transformers.",
         metavar="NAMES",
         type=str | None,
         read=_split_commas,

@@ -21,9 +21,9 @@ def check_counts(threads: int, rounds: int) -> None:
     """
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
-            raise InputError(f"{name} is {value}; give 1 or more")
+            raise InputError(f"{name} is {value}; pass 1 or more")
     if threads > (cores := os.cpu_count() or threads):
-        raise InputError(f"threads is {threads}, and this machine has {cores} cores; give at most as many")
+        raise InputError(f"threads is {threads}, but this machine has {cores} cores; pass at most {cores}")
 
 
 def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] = ()) -> None:
@@ -40,9 +40,9 @@ def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] 
     for dim in ranges:
         size = sizes.get(dim.name or "")
         if size is not None and not dim.min <= size <= dim.max:
-            raise InputError(f"the dim {dim.name!r} is given the size {size}; the model takes {dim.min} to {dim.max}")
+            raise InputError(f"the size of dim {dim.name!r} is {size}; the model accepts {dim.min} to {dim.max}")
     if unknown := sorted(set(sizes) - dims):
-        raise InputError(f"there is no dynamic dim {unknown[0]!r}; there are {', '.join(sorted(dims)) or 'none'}")
+        raise InputError(f"unknown dynamic dim {unknown[0]!r}; choose from: {', '.join(sorted(dims)) or 'none'}")
 
 
 def make_benchmark_inputs(

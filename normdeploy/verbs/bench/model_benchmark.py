@@ -56,7 +56,7 @@ from .timing import Timing, race_calls
 if TYPE_CHECKING:
     from rich.console import Console
 
-UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
+UNSTEADY = "{}: the times were still changing after {} warm-up rounds; another program keeps the machine busy"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def race_files(
     inputs = read_npz(options.feeds) if isinstance(options.feeds, str | os.PathLike) else options.feeds
     sizes = parse_sizes(options.sizes)
     if model is None and not files:
-        raise InputError("there is nothing to race; give a model, ONNX files or engines")
+        raise InputError("nothing to race; pass a model, ONNX files or engines")
     check_counts(threads, rounds)
     before = describe_machine()
     notes = list[str]()
@@ -191,7 +191,7 @@ def race_files(
             )
         elif sizes:
             raise InputError(
-                f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out"
+                f"sizes apply to generated inputs, but inputs were passed: {dict(sizes)}; omit the sizes or the inputs"
             )
         reference = _find_reference(model, contestants, inputs)
         for i, contestant in enumerate(contestants):
@@ -404,7 +404,7 @@ def _check_contestant(contestant: Contestant, inputs: Arrays, reference: _RaceRe
             more = [*own.allowed.values()]
             wrong = find_disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more).reason
         if wrong:
-            contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed"
+            contestant.reason = f"its outputs differ from {judge}: {wrong}; not timed"
         else:
             contestant.reason = ""
         contestant.call = contestant.prepare(inputs)

@@ -85,9 +85,9 @@ def bench_norms(
     check_counts(threads, rounds)
     wanted = list(implementations or IMPLEMENTATIONS)
     if unknown := [name for name in wanted if name not in IMPLEMENTATIONS]:
-        raise InputError(f"there is no form {unknown[0]!r} of a norm; there are {', '.join(IMPLEMENTATIONS)}")
+        raise InputError(f"unknown form {unknown[0]!r} of a norm; choose from {', '.join(IMPLEMENTATIONS)}")
     if not cases:
-        raise InputError("there is no norm to race: the file holds none as one node, and `inspect` says why")
+        raise InputError("nothing to race: no norm of the file can be written as one node; `inspect` shows why")
     before = describe_machine()
     entries = list[RaceEntry]()
     warmup = 0
@@ -149,7 +149,7 @@ def race_norms(
     if kind is None:
         if len(sources) != 1:
             raise InputError(
-                f"{len(sources)} files were given; norms are raced of one ONNX file, or without any with --norms"
+                f"{len(sources)} files were passed; pass one ONNX file to race its norms, or none and --norms"
             )
         cases, notes = find_norm_cases(sources[0], sizes)
         if notes and not cases:
@@ -160,14 +160,14 @@ def race_norms(
             )
     elif sizes:
         raise InputError(
-            f"--norms races norms of fixed sizes, and sizes were given: {dict(sizes)}; leave one of them out"
+            f"--norms races norms of fixed sizes, but sizes were passed: {dict(sizes)}; omit the sizes or --norms"
         )
     elif sources:
         raise InputError(
-            f"--norms races usual norms, and files were given: {list(map(str, sources))}; leave one of them out"
+            f"--norms races common norms, but files were passed: {list(map(str, sources))}; omit the files or --norms"
         )
     elif kind != "all" and kind not in USUAL:
-        raise InputError(f"there is no kind of norm {kind!r}; there are {', '.join(USUAL)}, or all")
+        raise InputError(f"unknown kind of norm {kind!r}; choose from {', '.join(USUAL)}, or all")
     else:
         cases = list(USUAL.values()) if kind == "all" else [USUAL[kind]]
     chosen = [] if list(implementations) == ["all"] else implementations
@@ -227,12 +227,12 @@ def _make_case(graph: Graph, node: gs.Node) -> NormCase | str:
     dims = graph.shape(node.inputs[0])
     given = graph.attrs(node)
     if kind is None or kind.name not in UNIT_ROUNDOFF or kind.name == "bfloat16":
-        return "its type is not float32, float16 or float64"
+        return "its dtype is not float32, float16 or float64"
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
-        return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --size"
+        return f"its shape is {list(dims) if dims is not None else 'unknown'}; pass sizes with --size"
     shape = tuple(d for d in dims if isinstance(d, int))
     if math.prod(shape) > MOST:
-        return f"its input {list(shape)} has more than {MOST} elements; give smaller sizes with --size"
+        return f"its input {list(shape)} has more than {MOST} elements; pass smaller sizes with --size"
     case = NormCase(_RACED[node.op], shape, epsilon=given.get("epsilon", 1e-5), dtype=kind.name)
     if case.kind in ("LayerNorm", "RMSNorm"):
         axis = int(given.get("axis", -1))

@@ -70,14 +70,14 @@ def check_peers(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in PEERS:
-            raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
+            raise InputError(f"unknown tool {name!r} to race against; choose from {', '.join(PEERS)}")
         if name == PLAIN:
             package = ""
         else:
             package = _TOOLS[name][0].partition(".")[0]
         if package and find_spec(package) is None:
             raise InputError(
-                f"{name} is not installed; install it (pip install {package}), or leave it out of --against"
+                f"{name} is not installed; install it (pip install {package}), or remove it from --against"
             )
 
 
@@ -96,7 +96,7 @@ def write_peer_files(
         ExportError: torch can't write the model.
     """
     if model is None and not files:
-        raise InputError("there is nothing to make the others' files of; give a model or an ONNX file")
+        raise InputError("the other tools need a model or an ONNX file to start from; pass one")
     plain = folder / f"{PLAIN}.onnx"
     if model is not None:
         try:
@@ -108,12 +108,12 @@ def write_peer_files(
         except Exception as error:
             # torch raises errors of many types.
             message = " ".join(str(error).split())[:200]
-            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {message}") from error
+            raise ExportError(f"torch.onnx.export can't write this model; omit --against: {message}") from error
     proto = load_onnx(plain if model is not None else files[0])
     paths = [plain] if PLAIN in names and model is not None else []
     not_run = []
     if PLAIN in names and model is None:
-        not_run.append(NotRun(PLAIN, "without a model the plain file is the one that was given"))
+        not_run.append(NotRun(PLAIN, "without a model, the plain file is the first ONNX file that you passed"))
     for name in names:
         if name == PLAIN:
             continue
@@ -124,5 +124,5 @@ def write_peer_files(
             paths.append(path)
         except Exception as error:
             # The tools raise errors of many types.
-            not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+            not_run.append(NotRun(name, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
     return paths, not_run

@@ -175,12 +175,12 @@ def describe_two_values(name: str, own: object, right: object) -> str:
     """Describe a value of a node beside the model's; for long lists, only the entries that differ.
 
     Returns:
-        For example "axis 1 where the model has 2".
+        For example "axis 1 (model: 2)".
     """
     if not isinstance(own, list) or not isinstance(right, list) or max(len(own), len(right)) <= _MOST_SHOWN:
-        return f"{name} {_format_value(own)} where the model has {_format_value(right)}"
+        return f"{name} {_format_value(own)} (model: {_format_value(right)})"
     if len(own) != len(right):
-        return f"{name} of {len(own)} entries where the model has {len(right)}"
+        return f"{name} of {len(own)} entries (model: {len(right)})"
     differs = [i for i in range(len(own)) if own[i] != right[i]]
     told = ", ".join(describe_two_values(f"{name}[{i}]", own[i], right[i]) for i in differs[:_MOST_ENTRIES])
     if len(differs) <= _MOST_ENTRIES:
@@ -196,7 +196,9 @@ def _try_setting(at: TrialNode, attributes: Mapping[str, object]) -> Iterator[Tr
     right = " and ".join(map(_format_value, differs.values()))
     if "pads" in differs:
         differs["auto_pad"] = "NOTSET"
-    yield at.as_node("attribute", f"{at} has {told}, with {right} it is right", with_attributes(at.node, differs))
+    yield at.as_node(
+        "attribute", f"{at} has {told}; with {right} the result is correct", with_attributes(at.node, differs)
+    )
 
 
 def _iter_resize_modes() -> Iterator[dict[str, object]]:
@@ -291,5 +293,5 @@ def try_num_groups(at: TrialNode) -> Iterator[Trial]:
         with np.errstate(all="ignore"):
             normal = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + epsilon)
         right = normal.reshape(x.shape) * scale.reshape(column) + bias.reshape(column)
-        text = f"{at} normalizes over {groups} groups, with {other} it is right"
+        text = f"{at} normalizes over {groups} groups; with {other} the result is correct"
         yield Trial(Cause("attribute", text, at.place), NodeChange(given={at.node.output[0]: right}))

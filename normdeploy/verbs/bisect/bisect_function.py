@@ -43,7 +43,7 @@ def bisect(call: BisectCall) -> Bisection:
         require_empty_dir(call.output)
     file = cast("PathLike", call.onnx_path)
     if not file:
-        raise InputError("no ONNX file was given to look into; give it behind the model")
+        raise InputError("no ONNX file to search; pass it after the model")
     rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
     with stage("load", describe_loading(call.source)):
         model, notes = load_original(call.source, [file], call.args, call.kwargs, call.load_keywords)
@@ -52,7 +52,5 @@ def bisect(call: BisectCall) -> Bisection:
     if call.output is not None:
         with stage("write"):
             if bisection.write(call.output) is None and not bisection:
-                notes.append(
-                    f"nothing was written to {os.fspath(call.output)}: no nodes were found that fail by themselves"
-                )
+                notes.append(f"nothing was written to {os.fspath(call.output)}: no nodes fail by themselves")
     return replace(bisection, notes=(*notes, *bisection.notes))

@@ -25,7 +25,7 @@ class FilesOptions:
     output: PathLike | None = option_field(
         None,
         "--output",
-        "Write the smallest failing model, its inputs and a script; a new folder.",
+        "Write the smallest failing model, its inputs and a script into a new folder.",
         short="-o",
         metavar="FOLDER",
         type=Path | None,
@@ -33,7 +33,7 @@ class FilesOptions:
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "Compare an engine too, at its outputs only. Repeatable.",
+        "Also compare an engine, at its outputs only. Repeatable.",
         type=list[Path] | None,
     )
 

@@ -30,10 +30,10 @@ def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
         if other is None:
             for name in filter(None, inner.input):
                 kept = onnx.helper.make_node("Identity", [name], [inner.output[0]], name=inner.name)
-                text = f"{where} does something that the model does not: with {name!r} in its place it is right"
+                text = f"{where} is not in the model: with {name!r} instead the result is correct"
                 yield at.as_node("body", text, _replace_inner_node(at.node, number, kept))
         elif _key_of_node(inner) != _key_of_node(other):
-            text = f"{where} is not the model's: with {_describe_node(other)} as the model has it it is right"
+            text = f"{where} differs from the model: with the model's {_describe_node(other)} the result is correct"
             yield at.as_node("body", text, _replace_inner_node(at.node, number, other))
 
 
@@ -49,7 +49,7 @@ def try_exchanged_branches(at: TrialNode) -> Iterator[Trial]:
     changed = copy_node(at.node)
     for attribute in changed.attribute:
         attribute.name = other.get(attribute.name, attribute.name)
-    yield at.as_node("order", f"the branches of {at} are in each other's place", changed)
+    yield at.as_node("order", f"the branches of {at} are exchanged", changed)
 
 
 def _inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:

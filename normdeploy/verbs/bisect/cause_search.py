@@ -99,7 +99,7 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
                 for weight in try_parameters(reader, around.parameters):
                     inputs = {**hidden.change.inputs, **weight.change.inputs}
                     if afresh.largest_error(replace(weight.change, inputs=inputs)) <= around.spot.allowed:
-                        text = f"{weight.cause.text}; the rows that the mask hides whole at {at} are wrong too"
+                        text = f"{weight.cause.text}; the rows that the mask hides completely at {at} are also wrong"
                         return Cause("weights", text, reader.place)
     return None
 
@@ -118,7 +118,7 @@ def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecom
             if read is None or read.size != right.size or name in made or name in around.exact.constants:
                 continue
             source = program.describe_operator(operator, program.module_of(operator))
-            text = f"{source} is left out: {at} reads {name!r} itself"
+            text = f"{source} is missing: {at} reads {name!r} directly"
             trial = at.with_inputs("left out", text, {i: right.reshape(read.shape)})
             if afresh.largest_error(trial.change) <= spot.allowed:
                 return trial.cause
@@ -239,4 +239,4 @@ def _cause_of_omission(around: TrialSpot) -> Cause:
         operators = f"{last} is"
     else:
         operators = f"{first} to {last} are"
-    return Cause("left out", f"{operators} left out: {at} reads {name!r} itself", at.place)
+    return Cause("left out", f"{operators} missing: {at} reads {name!r} directly", at.place)

@@ -135,6 +135,7 @@ def _describe_swap(swap: _Swap, program: ReferenceProgram) -> str:
     differs = _elementwise_difference(swap.value, swap.right)
     first = np.unravel_index(int(differs.argmax()), differs.shape)
     return (
-        f"the constant {swap.name!r} is not the model's {swap.other!r}{computed}: {swap.value[first]:.6g} where the"
-        f" model has {swap.right[first]:.6g} ({np.count_nonzero(differs)} of {differs.size} elements differ)"
+        f"the constant {swap.name!r} differs from the model's {swap.other!r}{computed}:"
+        f" {swap.value[first]:.6g}, but the model has {swap.right[first]:.6g} ({np.count_nonzero(differs)} of"
+        f" {differs.size} elements differ)"
     )

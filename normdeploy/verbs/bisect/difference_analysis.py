@@ -34,10 +34,10 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
     expected = spot.expected
     allowed = spot.allowed
     if got.size != expected.size:
-        return Cause("unknown", f"its shape is {list(got.shape)}, the model's is {list(expected.shape)}")
+        return Cause("unknown", f"its shape is {list(got.shape)}, but the model's is {list(expected.shape)}")
     for branch, text in _iter_branches(around, reference):
         if branch.dtype.kind == "f" and _is_combination(got.reshape(expected.shape), branch, spot):
-            return Cause("left out", f"{text} is left out")
+            return Cause("left out", f"{text} is missing")
     order = _find_axis_order(got, expected, allowed)
     if order is None and spot.last in reference and reference[spot.last].size == got.size:
         # Try the model's shape: a file may stack tensors that the model concatenates.
@@ -53,7 +53,7 @@ def explain_difference(around: TrialSpot, reference: Arrays) -> Cause:
         else:
             factor = math.nan
         if math.isfinite(factor) and factor and abs(factor - 1) > 1e-6 and all_within(got / factor, expected, allowed):
-            return Cause("factor", f"it is {factor:.6g} times what the model has")
+            return Cause("factor", f"it is {factor:.6g} times the model's value")
     return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")
 
 
@@ -91,14 +91,14 @@ def _find_axis_order(got: Array, expected: Array, allowed: float) -> Cause | Non
     for perm in itertools.permutations(range(got.ndim)):
         turned = got.transpose(perm)
         if list(perm) != sorted(perm) and all_within(turned.reshape(expected.shape), expected, allowed):
-            return Cause("order", f"with its axes in the order {list(perm)} it is right")
+            return Cause("order", f"with its axes in the order {list(perm)} it is correct")
     if got.shape != expected.shape:
         return None
     shift = _find_roll(got, expected, allowed)
     if shift is not None:
-        return Cause("order", f"rolled by {shift} along its axes it is right")
+        return Cause("order", f"rolled by {shift} along its axes it is correct")
     for axis, indices in _iter_slice_orders(got, expected, allowed):
-        return Cause("order", f"with the slices {indices} of its axis {axis} in this order it is right")
+        return Cause("order", f"with the slices {indices} of its axis {axis} in this order it is correct")
     for axis, indices in _iter_slice_orders(np.abs(got), np.abs(expected), allowed):
         rows = np.moveaxis(np.take(got, indices, axis), axis, 0)
         wanted = np.moveaxis(expected, axis, 0)
@@ -107,7 +107,8 @@ def _find_axis_order(got: Array, expected: Array, allowed: float) -> Cause | Non
         if all_within(rows, wanted, allowed):
             told = ", ".join(f"{'-' * minus}{index}" for minus, index in zip(negative, indices, strict=True))
             return Cause(
-                "order", f"with the slices [{told}] of its axis {axis}, in this order and so signed, it is right"
+                "order",
+                f"with the slices [{told}] of its axis {axis}, in this order and with these signs, it is correct",
             )
     return None
 

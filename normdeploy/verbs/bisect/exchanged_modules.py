@@ -58,8 +58,8 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
         is_before = theirs.get(_first_read(one, theirs), 0) < theirs.get(_first_read(other, theirs), 0)
         if is_before != (ours[own] < ours[others]):
             text = (
-                f"the modules {one!r} and {other!r} are in each other's place: {first[others]!r} is {others!r}, where"
-                f" the model reads {one!r}, and {first[own]!r} is {own!r}"
+                f"the modules {one!r} and {other!r} are exchanged: {first[others]!r} is {others!r}, but the"
+                f" model reads {one!r} there, and {first[own]!r} is {own!r}"
             )
             changed = _exchange_weights(proto, one, other, sources, stored)
             yield ModuleExchange(proto=changed, names=(first[others], first[own]), cause=Cause("order", text))

@@ -123,14 +123,12 @@ class FaultSearch(FaultTracer):
                 self._add_fault(named, replace(fault, mended=bool(after), mended_error=error), trace)
             else:
                 self.notes.append(
-                    f"{fault.tensor!r} of {fault.module or 'the model itself'} is off too ({fault.cause}), which the"
-                    " output does not feel"
+                    f"{fault.tensor!r} of {fault.module or 'the model itself'} is also wrong ({fault.cause}),"
+                    " but does not change the output"
                 )
             self.at_output = after
         if named and not named[-1].mended:
-            self.notes.append(
-                f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
-            )
+            self.notes.append(f"{self._output!r} stays wrong with all found faults fixed: there are more faults")
         return named
 
     def _add_fault(self, named: list[Fault], fault: Fault, trace: FaultTrace) -> None:
@@ -186,7 +184,7 @@ class FaultSearch(FaultTracer):
         starts = [name for name in first.compared_predecessors(tensor) if name != tensor]
         places = self._exact.nodes_between([tensor], set(starts))
         before = ", ".join(map(repr, starts)) or "the inputs"
-        cause = Cause("unknown", f"{why}; it lies between {before}, right, and {tensor!r}, which is wrong")
+        cause = Cause("unknown", f"{why}; it is between {before}, correct, and {tensor!r}, wrong")
         if tensor in first.pairs:
             node = first.pairs[tensor].node
         else:
@@ -208,7 +206,7 @@ class FaultSearch(FaultTracer):
         changed, results = with_eval_mode(self._bench.proto, model_tensors_by_name(self._model))
         if results and (error := self._error_of_file(changed)) is not None:
             places = [self._exact.makers[name] for name in results]
-            text = f"{len(places)} BatchNormalizations are in training mode: they take {BATCH}"
+            text = f"{len(places)} BatchNormalizations are in training mode: they use {BATCH}"
             return self._make_whole_fault(places, Cause("training mode", text), error)
         return None
 

@@ -228,7 +228,7 @@ class FaultTracer:
         wrong = wrong or self._units.shrink_wrong_nodes(search.places, tensor, search.values)
         if wrong:
             return self._trace_in_runtime(wrong, search)
-        cause = Cause("unknown", "each node is right on right inputs: small errors of what comes before grow here")
+        cause = Cause("unknown", "each node is correct on correct inputs: small earlier errors grow here")
         fault = self._make_fault(tensor, search.places, cause, self._error_of(tensor), wrong="between")
         return FaultTrace(self._with_float32_trial(fault, search.places), search.values.get(tensor), tensor)
 
@@ -380,8 +380,8 @@ class FaultTracer:
         name = next(name for p in places for name in self._exact.nodes[p].output if self._is_coarser(name))
         cause = Cause(
             "precision",
-            f"{name!r} is {self._exact.types[name].name}, and the file computes in {self._dtype.name}: with"
-            f" {self._dtype.name} there it is right",
+            f"{name!r} is {self._exact.types[name].name}, but the file computes in {self._dtype.name}: with"
+            f" {self._dtype.name} the result is correct",
         )
         fault = self._make_fault(tensor, places, cause, self._error_of(tensor))
         widened = Float32Trial(True, self._node_names(places))
@@ -457,7 +457,7 @@ class FaultTracer:
         """Run the nodes in float32, and check that the output becomes right."""
         nodes = [self._exact.nodes[p] for p in places]
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
-            return Float32Trial(None, reason=f"it computes in {self._dtype.name} already")
+            return Float32Trial(None, reason=f"it already computes in {self._dtype.name}")
         try:
             for wide, chosen in iter_float32_islands(self._exact, places):
                 with self._running(emulate_half(wide) if self._result.runtime == STEPWISE else wide):

@@ -59,8 +59,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _UNNAMED = (
-    "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
-    " differ from the model (bisect that file), or its weights were changed before, as by a migration"
+    "the file is quantized, and none of its weights or ranges explains all of the error: its float original"
+    " may differ from the model (bisect that file), or its weights were changed before quantization, as in a"
+    " migration"
 )
 
 
@@ -229,7 +230,7 @@ def _find_input_faults(
             reason=result.reason,
             kind="preprocessing",
             cause=found.text,
-            widened=Float32Trial(None, reason="what stands in front of the file differs"),
+            widened=Float32Trial(None, reason="the preprocessing differs, not a node"),
             output=result.output,
             output_error=result.max_abs_error,
             output_allowed=found.allowed,
@@ -261,15 +262,16 @@ def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before:
     firsts = {r.output: r for r in reversed(failed)}
     seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
     if looked_at:
-        looked = f"{len(looked_at)} tensors were looked at ({seen})"
+        looked = f"{len(looked_at)} tensors were compared ({seen})"
     else:
-        looked = "no inner tensor was looked at"
+        looked = "no inner tensor was compared"
     told = [
-        f"{r.output!r} in {r.runtime} {f'differs: {r.reason}' if r.reason else f'is off by {r.max_abs_error:.3g}'},"
-        f" allowed {r.allowed:.3g}; {looked}, and no smaller graph that is wrong was found"
+        f"{r.output!r} in {r.runtime}"
+        f" {f'differs: {r.reason}' if r.reason else f'is off by {r.max_abs_error:.3g}'}, allowed"
+        f" {r.allowed:.3g}; {looked}, and no smaller wrong graph was found"
         for r in reversed(firsts.values())
     ]
-    weights = [f"the weight {w.name!r} is not the model's" for w in parity.weights if not w]
+    weights = [f"the weight {w.name!r} differs from the model's" for w in parity.weights if not w]
     return told + weights
 
 
@@ -296,18 +298,18 @@ def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[
         own = [r for r in failed if r.runtime == runtime]
         files = ", ".join(map(repr, given)) or "none"
         not_searched += [
-            NotRun(runtime, f"the file has no output {r.output!r}; it has {files}", r.file)
+            NotRun(runtime, f"the file has no output {r.output!r}; its outputs are {files}", r.file)
             for r in own
             if r.output not in given
         ]
         of = next((r for r in own if r.output in given), None)
         if of is not None and not of.case:
-            not_searched.append(NotRun(runtime, f"it does not run the file: {of.reason}", of.file))
+            not_searched.append(NotRun(runtime, f"it can't run the file: {of.reason}", of.file))
         elif of is not None and chosen is None:
             chosen = of
     for r in failed:
         if r.runtime not in (OFF, STEPWISE, ON, *CUDA, ROUNDED, UNROUNDED):
-            message = "an engine, or a runtime of another package, is compared at its outputs only"
+            message = "engines and runtimes of other packages are compared at their outputs only"
             not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
     return chosen
 

@@ -90,8 +90,8 @@ class FoldedTensor:
                     value = np.nan
                 if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
                     return (
-                        f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
-                        f" model has {own.min():.4g} to {own.max():.4g}"
+                        f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel,"
+                        f" but the model has {own.min():.4g} to {own.max():.4g}"
                     )
         return ""
 
@@ -134,7 +134,7 @@ def _fold_with_norm(norm: BatchNorm, vectors: NormVectors, parameters: Arrays) -
     for name, value in parameters.items():
         if name in own:
             continue
-        for axis, told in ((0, "folded"), (1, "folded as of a ConvTranspose")):
+        for axis, told in ((0, "folded"), (1, "folded as in a ConvTranspose")):
             if value.ndim > 1 + axis and value.shape[axis] == channels:
                 column = [-1 if dim == axis else 1 for dim in range(value.ndim)]
                 folds[f"{name} with the BatchNorm {norm.owner} {told}"] = FoldedTensor(

@@ -83,7 +83,7 @@ def find_other_function(around: TrialSpot) -> Cause | None:
             place = None
         # The file's function has no name, so a change of a wider stretch may explain more.
         if own is None:
-            text = f"the model computes {right} of {operand!r} there, the file another function"
+            text = f"the model computes {right} of {operand!r} here, the file another function"
             return Cause("unknown", text, place)
         if {own, right} <= _GELUS.keys():
             kind = "approximation"
@@ -93,7 +93,7 @@ def find_other_function(around: TrialSpot) -> Cause | None:
     behind = _identify_function(got, expected, spot.allowed)
     if behind is None:
         return None
-    return Cause("left out", f"{behind} of {spot.end!r} is left out", around.exact.makers.get(spot.end))
+    return Cause("left out", f"{behind} of {spot.end!r} is missing", around.exact.makers.get(spot.end))
 
 
 def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
@@ -126,7 +126,7 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
         return None
     slope = float(y.flat[lowest] / x.flat[lowest])
     if all_within(np.where(x > 0, x, slope * x), y, allowed):
-        return f"LeakyReLU of slope {slope:.4g}"
+        return f"LeakyReLU with slope {slope:.4g}"
     return None
 
 

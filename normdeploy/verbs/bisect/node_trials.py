@@ -85,7 +85,7 @@ def _try_all_similar(around: TrialSpot, tried: Sequence[Trial]) -> Iterator[Tria
         first, *others = nodes
         if others and len(nodes) == len(group):
             cause = group[0].cause
-            text = f"{cause.text}; so it is with {', '.join(str(around.node_at(place)) for place in others)}"
+            text = f"{cause.text}; the same holds for {', '.join(str(around.node_at(place)) for place in others)}"
             yield Trial(Cause(cause.kind, text, first), NodeChange(nodes=nodes))
 
 
@@ -125,7 +125,7 @@ def _try_epsilons(at: TrialNode) -> Iterator[Trial]:
     own = next((a.f for a in at.node.attribute if a.name == "epsilon"), None)
     for epsilon in dict.fromkeys([*numbers, *EPSILONS]):
         if own is not None and epsilon != own:
-            text = f"{at} has epsilon {own:.3g}, the model has {epsilon:.3g}"
+            text = f"{at} has epsilon {own:.3g}, but the model has {epsilon:.3g}"
             yield at.as_node("epsilon", text, with_attributes(at.node, {"epsilon": epsilon}))
         if at.op in ("Add", "Max", "Clip"):
             yield from _try_added_epsilon(at, epsilon)
@@ -142,9 +142,9 @@ def _try_added_epsilon(at: TrialNode, epsilon: float) -> Iterator[Trial]:
             continue
         own = stored.item()
         if abs(own) < _LARGEST and own != epsilon:
-            text = f"{at} has epsilon {own:.3g}, the model has {epsilon:.3g}"
+            text = f"{at} has epsilon {own:.3g}, but the model has {epsilon:.3g}"
             if not own and name in at.exact.types and not np.asarray(epsilon).astype(at.exact.types[name]):
-                text += f" (it vanished: {at.exact.types[name]} can't hold it)"
+                text += f" (it rounds to 0 in {at.exact.types[name]})"
             yield at.with_inputs("epsilon", text, {i: np.full_like(stored, epsilon)})
 
 
@@ -156,12 +156,12 @@ def _try_ddof(at: TrialNode) -> Iterator[Trial]:
     if at.op in _ROOTS:
         sizes = {d for value in at.around.values.values() if value.dtype.kind == "f" for d in value.shape if d > 1}
         for n, (own, other, power) in itertools.product(sorted(sizes), _VARIANCES):
-            text = f"the variance before {at} is {own} one over {n} numbers, the model has {other} one"
+            text = f"the variance before {at} is {own} one over {n} numbers, but the model has {other} one"
             yield at.with_inputs("ddof", text, {0: _multiply_by((n / (n - 1)) ** power)})
     elif at.op == "LayerNormalization" and at.name_of_input(1) and x is not None:
         n = math.prod(x.shape[at.stated_axis(-1) :])
         for own, other, power in _VARIANCES if n > 1 else ():
-            text = f"{at} has {own} variance over {n} numbers, the model {other} one"
+            text = f"{at} has {own} variance over {n} numbers, but the model has {other} one"
             yield at.with_inputs("ddof", text, {1: _multiply_by((n / (n - 1)) ** (-power / 2))})
 
 
@@ -182,7 +182,7 @@ def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
             changed.input[i] = f"{_STATE} {i}"
             given[f"{_STATE} {i}"] = state
         names = " and ".join(repr(name) for _, name, _ in states)
-        text = f"{at} starts from zeros, the model from {names}"
+        text = f"{at} starts from zeros, but the model starts from {names}"
         yield Trial(Cause("state", text, at.place), NodeChange(nodes={at.place: changed}, given=given))
 
 
@@ -266,9 +266,9 @@ def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
     else:
         what = "the mean of all values"
     text = (
-        f"{at}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, where the model gives 0 and the file"
-        f" {what}; its export guards such rows wrongly (docs/huggingface.md, Masks): export the model with normdeploy,"
-        " or leave each row a 1"
+        f"{at}: the mask hides {int(hidden.sum())} of {hidden.size} rows completely; there the model gives 0"
+        f" and the file {what}, because its export guards such rows incorrectly (docs/huggingface.md, Masks):"
+        " export the model with normdeploy, or keep at least one 1 in each row"
     )
     change = NodeChange(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value)))
     yield Trial(Cause("hidden row", text, at.place), change)

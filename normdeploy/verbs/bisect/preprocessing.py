@@ -104,7 +104,7 @@ def find_preprocessing(
                         more = " (mean and std of ImageNet)"
                     else:
                         more = ""
-                    text = f"the file takes {transform.text}{more} where the model takes x, its input {name!r}"
+                    text = f"the file expects {transform.text}{more}, but the model expects x, its input {name!r}"
                     return FoundPreprocessing(tensor=name, text=text, error=error, allowed=allowed)
     return None
 

@@ -238,8 +238,8 @@ class QuantizedSearch:
             cause = describe_wrong_weight(self._describe_node(weight.node), weight.name, weight.got, right, weight.step)
         elif weight.granularity == "tensor" and right.ndim > 1 and (ratio := channel_size_ratio(right)) > _APART:
             text = (
-                f"one scale for all of {weight.name!r}, whose channels differ {ratio:.3g} times in size: give each its"
-                " own"
+                f"{weight.name!r} has one scale, but its channels differ in size by a factor of {ratio:.3g}:"
+                " use one scale per channel"
             )
             cause = Cause("granularity", text)
         else:
@@ -292,9 +292,8 @@ class QuantizedSearch:
             pair = (quantize, *self._quantization.readers_by_tensor.get(quantize.output[0], ()))
             if ends is not None and names & {self._node_name(node) for node in pair}:
                 cause = (
-                    f"the range of {self._describe_node(quantize)} begins at {ends[0]:.4g}; the model has ReLU "
-                    "there, which is"
-                    " a range that begins at 0"
+                    f"the range of {self._describe_node(quantize)} starts at {ends[0]:.4g}; the model has ReLU"
+                    " there, so it must start at 0"
                 )
                 node = f"{self._op_in_file(quantize)} {quantize.name}".strip()
                 return replace(fault, kind="zero point", cause=cause, nodes=(node,))
@@ -331,7 +330,7 @@ class QuantizedSearch:
                 if seen and node.output[0] in untrusted:
                     cause = Cause("saturation", f"its scale is too small: {seen}")
                 elif seen is not None and 0 < seen.used < _COARSE:
-                    share = f"{node.input[0]!r} takes {seen.used:.1%} of the range of {self._describe_node(node)}"
+                    share = f"{node.input[0]!r} uses {seen.used:.1%} of the range of {self._describe_node(node)}"
                     cause = Cause("coarse", f"its scale is too large: {share}")
                 if cause is None:
                     suspect = None
@@ -378,9 +377,8 @@ class QuantizedSearch:
         ):
             if ours is not None and other is not None and not np.array_equal(ours, other):
                 text = (
-                    f"the {kind} of {self._describe_node(node)} has {_format_number(ours)}, the "
-                    f"{self._op_in_file(quantize)} before it"
-                    f" {_format_number(other)}"
+                    f"the {kind} of {self._describe_node(node)} is {_format_number(ours)}, but that of the"
+                    f" {self._op_in_file(quantize)} before it is {_format_number(other)}"
                 )
                 suspect = self._suspect_quantizer(quantize, values, Cause(kind, text))
                 return replace(suspect, node=node, made=node.output[0])

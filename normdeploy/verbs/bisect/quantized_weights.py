@@ -299,7 +299,7 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
         where = f"at {[int(i) for i in worst]}"
     else:
         where = "there"
-    values = f"{count} of {off.size} values that are off, by {off.max():.3g} steps {where}"
+    values = f"{count} wrong values out of {off.size}, up to {off.max():.3g} steps off {where},"
     return Cause("weights", told.format(values))
 
 
@@ -336,5 +336,5 @@ def _find_factor(got: Array, right: Array, step: Array) -> Cause | None:
         return Cause("scale", f"{factor:.3g} times the values")
     shift = float(np.median((got - right) / step))
     if abs(shift) > _HALF and (np.abs(got - right - shift * step) <= 0.75 * step).all():
-        return Cause("zero point", f"values {shift:.3g} steps beside those")
+        return Cause("zero point", f"values {shift:.3g} steps away from those")
     return None

@@ -26,7 +26,7 @@ import os
 import pathlib
 import sys
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while onnxruntime is imported; 0 leaves its telemetry on
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import of onnxruntime; 0 keeps its telemetry on
 
 import numpy as np
 import onnx
@@ -56,10 +56,10 @@ def value_of(name):
 
 (result,) = session.run_with_ort_values([check["output"]], {{name: value_of(name) for name in check["inputs"]}})
 if result.data_type() == "tensor(bfloat16)":
-    sys.exit("the result is bfloat16, which numpy can't hold: look at it in float32, behind a Cast")
+    sys.exit("the result is bfloat16, which numpy does not support: add a Cast to float32 to read it")
 got = result.numpy().astype(np.float64)
 if got.size != expected.size:
-    print(f"{{check['output']}}: its shape is {{list(got.shape)}}, expected is {{list(expected.shape)}}")
+    print(f"{{check['output']}}: its shape is {{list(got.shape)}}, expected {{list(expected.shape)}}")
     sys.exit(1)
 got = got.reshape(expected.shape)
 finite = np.isfinite(got) & np.isfinite(expected)

@@ -61,7 +61,7 @@ class TensorError:
             The error; with a reason if the sizes differ.
         """
         if got.size != expected.size:
-            reason = f"its shape is {list(got.shape)}, {whose} {list(expected.shape)}"
+            reason = f"its shape is {list(got.shape)}, but {whose} {list(expected.shape)}"
             return cls(0.0, allowed, largest_finite(expected), reason)
         found = difference_from_float64(got.reshape(expected.shape), expected)
         return cls(found.error, allowed, found.scale, found.reason)
@@ -238,29 +238,28 @@ def _explain_runtime(wrong: WrongNodes, dtype: np.dtype, result: OutputResult) -
             names = f" ({', '.join(result.culprit)})"
         else:
             names = ""
-        return "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right"
+        return "optimizer", f"onnxruntime's optimizer{names} changes its result: with the optimizer off it is correct"
     largest = np.inf
     smallest = 0.0
     if is_float_dtype(dtype):
         largest = float(ml_dtypes.finfo(dtype).max)
         smallest = float(ml_dtypes.finfo(dtype).smallest_normal)
     if off.reason and off.scale > largest:
-        return "overflow", f"it reaches {off.scale:.4g}, {dtype.name} ends at {largest:.5g}"
+        return "overflow", f"it reaches {off.scale:.4g}, but the largest {dtype.name} is {largest:.5g}"
     if wrong.is_lost:
         floats = [widen_to_float64(value) for value in wrong.given.values() if is_float_dtype(value.dtype)]
         squares = [float(np.abs(value).max(initial=0)) ** 2 * value.size for value in floats]
         if max(squares, default=0.0) > largest:
-            text = f"the result fits {dtype.name}, a sum of squares inside the node may not: {off.reason}"
+            text = f"the result fits {dtype.name}, but a sum of squares inside the node may not: {off.reason}"
             return "overflow", text
         return "accuracy", f"the runtime's kernel loses all digits: {off.reason}"
     if off.reason:
         return "unknown", off.reason
     if 0 < off.scale < smallest:
-        text = f"its largest number is {off.scale:.3g}, {dtype.name}'s smallest with all digits {smallest:.3g}"
+        text = f"its largest number is {off.scale:.3g}, below the smallest normal {dtype.name}, {smallest:.3g}"
         return "underflow", text
     return "accuracy", (
-        f"the runtime's kernel loses digits: off by {off.error:.3g} on right inputs, rounding explains"
-        f" {off.allowed:.3g}"
+        f"the runtime's kernel loses digits: off by {off.error:.3g} on correct inputs, allowed {off.allowed:.3g}"
     )
 
 

@@ -135,5 +135,7 @@ def _find_altered_weight(
     for p in dict.fromkeys([*spot.places, *search.places]):
         for name in exact.read_names(exact.nodes[p]):
             if name in altered:
-                return Cause("weights", f"{node_at_text(exact, p)}: {name!r} is not the model's: {altered[name]}", p)
+                return Cause(
+                    "weights", f"{node_at_text(exact, p)}: {name!r} differs from the model's: {altered[name]}", p
+                )
     return None

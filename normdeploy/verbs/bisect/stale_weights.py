@@ -98,13 +98,14 @@ def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: 
     if own is not None and not others:
         models = sorted({fold.epsilon for fold in folds.values()})
         said = (
-            f"the BatchNorms are folded with epsilon {own:.3g}, the model has {', '.join(f'{e:.3g}' for e in models)}"
+            f"the BatchNorms are folded with epsilon {own:.3g}, but the model has"
+            f" {', '.join(f'{e:.3g}' for e in models)}"
         )
         return Cause("epsilon", f"{names[0]!r}{more}: {said}")
     return Cause(
         "stale weights",
-        f"{names[0]!r}{more} are not the model's, and with the model's weights in their place the output is right:"
-        " the file was made from another state of the model; export it again",
+        f"{names[0]!r}{more} differ from the model's, and with the model's weights the output is correct: the"
+        " file was made from another state of the model; export it again",
     )
 
 

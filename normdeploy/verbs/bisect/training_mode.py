@@ -17,7 +17,7 @@ from .trial_changes import Cause, Trial, TrialNode, TrialSpot, replace_by, with_
 
 # Input indices of a BatchNormalization's running statistics.
 _STATISTICS = (3, 4)
-BATCH = "the statistics of the batch, the model its running ones; export the model after eval()"
+BATCH = "the statistics of the batch instead of the model's running ones; export the model after eval()"
 
 
 def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
@@ -29,13 +29,13 @@ def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
     trained = [at for at in around.nodes if _is_in_training_mode(at.node)]
     vectors = [value for value in around.parameters.values() if value.ndim == 1]
     for at in trained:
-        text = f"{at} is in training mode: it takes {BATCH}"
+        text = f"{at} is in training mode: it uses {BATCH}"
         yield _in_eval([at], text, {})
         # An export in training mode runs the model, which changes its running statistics. Try the model's own too.
         for center, variance in itertools.permutations(vectors, 2):
             yield _in_eval([at], text, {(at.place, 3): center, (at.place, 4): variance})
     if len(trained) > 1:
-        text = f"{trained[0]} and {len(trained) - 1} more are in training mode: they take {BATCH}"
+        text = f"{trained[0]} and {len(trained) - 1} more are in training mode: they use {BATCH}"
         yield _in_eval(trained, text, {})
         yield _in_eval(trained, text, {key: v for at in trained for key, v in _running_statistics(at).items()})
     for at in around.nodes:
@@ -117,8 +117,8 @@ def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
         vectors = {name: v for name, v in around.parameters.items() if sizes == {v.size}}
         for names in itertools.permutations(vectors, 2):
             text = (
-                f"{center} and {spread} take the statistics of the batch, the model the stored {names[0]!r} and"
-                f" {names[1]!r}: the file is in training mode; export the model after eval()"
+                f"{center} and {spread} use the statistics of the batch instead of the model's stored"
+                f" {names[0]!r} and {names[1]!r}: the file is in training mode; export the model after eval()"
             )
             given = {one: vectors[n].reshape(around.values[one].shape) for one, n in zip(made, names, strict=True)}
             yield Trial(Cause("training mode", text, center.place), NodeChange(given=given))

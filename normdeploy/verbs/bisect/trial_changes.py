@@ -209,9 +209,9 @@ class TrialNode:
         """Say that the node is right with another value.
 
         Returns:
-            One sentence, such as "Softmax 'a' has axis 1, with 2 it is right".
+            One sentence, such as "Softmax 'a' has axis 1; with 2 the result is correct".
         """
-        return f"{self} has {what} {own}, with {other} it is right"
+        return f"{self} has {what} {own}; with {other} the result is correct"
 
 
 def _as_edit(value: Array | Edit) -> Edit:

@@ -78,7 +78,7 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
         return f"{name!r} is {parameter!r} with its channels reversed"
     near = 1e-3 * np.abs(right).max(initial=0)
     if turned is not None and stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= near:
-        return f"{name!r} is {parameter!r} transposed the other way"
+        return f"{name!r} is {parameter!r} in the wrong layout (transposed)"
     for kind in (np.float16, ml_dtypes.bfloat16):
         with np.errstate(over="ignore"):
             rounded = right.astype(kind)
@@ -92,7 +92,7 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
     else:
         whose = repr(parameter)
     return (
-        f"{name!r} is not {whose}: {stored[where]:.6g} where the model has {right[where]:.6g}"
+        f"{name!r} differs from {whose}: {stored[where]:.6g}, but the model has {right[where]:.6g}"
         f" ({np.count_nonzero(~same)} of {stored.size} numbers differ)"
     )
 
@@ -150,10 +150,10 @@ def _try_nearest_parameters(around: TrialSpot, nodes: Sequence[TrialNode], param
     )
     pair = epsilons.pop() if len(epsilons) == 1 else None
     if pair is not None:
-        text = f"{first} has a BatchNorm folded with epsilon {pair[0]:.3g}, the model has {pair[1]:.3g}"
+        text = f"{first} has a BatchNorm folded with epsilon {pair[0]:.3g}, but the model has {pair[1]:.3g}"
         yield Trial(Cause("epsilon", text, first.place), change)
     elif len(wrong) + len(biases) > 1:
-        told += [f"{at} has no bias, the model's mean or shift makes one" for at in nodes if at.place in biases]
+        told += [f"{at} has no bias, but the model's mean or shift makes one" for at in nodes if at.place in biases]
         yield Trial(Cause("weights", f"{first}: {'; '.join(dict.fromkeys(told))}", first.place), change)
 
 
@@ -187,7 +187,7 @@ def try_exchanged_directions(at: TrialNode) -> Iterator[Trial]:
     """
     first = at.fixed_input(1, "f")
     if at.op in GATES and first is not None and len(first) == 2:
-        text = f"{at}: the weights of its two directions are in each other's place"
+        text = f"{at}: the weights of its two directions are exchanged"
         yield at.with_inputs("weights", text, {i: np.flipud for i in (1, 2, 3) if at.name_of_input(i)})
 
 
@@ -201,7 +201,7 @@ def try_exchanged_weights(around: TrialSpot) -> Iterator[Trial]:
     for one, other in islice(itertools.combinations(weights, 2), _MOST_PAIRS):
         if one.stored.shape != other.stored.shape or np.array_equal(one.stored, other.stored):
             continue
-        text = f"{one.at} and {other.at}: {one.name!r} and {other.name!r} are in each other's place"
+        text = f"{one.at} and {other.at}: {one.name!r} and {other.name!r} are exchanged"
         inputs = {(one.at.place, one.i): replace_by(other.stored), (other.at.place, other.i): replace_by(one.stored)}
         yield Trial(Cause("weights", text, one.at.place), NodeChange(inputs=inputs))
 

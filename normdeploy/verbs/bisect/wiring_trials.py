@@ -87,7 +87,7 @@ def try_model_operators(at: TrialNode) -> Iterator[Trial]:
         changed = copy_node(theirs)
         changed.input[:] = node.input
         changed.output[:] = node.output
-        yield at.as_node("operator", f"{at} where the model has {theirs.op_type}", changed)
+        yield at.as_node("operator", f"{at}, but the model has {theirs.op_type}", changed)
 
 
 def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
@@ -114,7 +114,7 @@ def try_gather_indices(at: TrialNode) -> Iterator[Trial]:
         others = _find_indices(data, spot, axis, len(index))
     for right in others:
         if not np.array_equal(right, index % max(size, 1)):
-            text = f"{at} takes {what} {_format_indices(index)}, with {_format_indices(right)} it is right"
+            text = f"{at} uses {what} {_format_indices(index)}; with {_format_indices(right)} the result is correct"
             yield at.with_inputs("order", text, {1: right.astype(index.dtype)})
 
 
@@ -157,7 +157,7 @@ def try_slice_ranges(at: TrialNode) -> Iterator[Trial]:
             ranges += [(first, first + length) for first in range(size - length + 1)]
         for first, last in dict.fromkeys(ranges):
             if 0 <= first <= last <= size and (first, last) != (start, end):
-                text = f"{at} takes {start}:{end} of axis {axis}, with {first}:{last} it is right"
+                text = f"{at} uses {start}:{end} of axis {axis}; with {first}:{last} the result is correct"
                 yield at.with_inputs("order", text, {1: _with_entry(starts, i, first), 2: _with_entry(ends, i, last)})
 
 
@@ -181,7 +181,7 @@ def try_split_orders(at: TrialNode) -> Iterator[Trial]:
         if order != own:
             changed = copy_node(at.node)
             changed.output[:] = order
-            text = f"{at} gives {_format_names(own)}, in the order {_format_names(order)} it is right"
+            text = f"{at} returns {_format_names(own)}; in the order {_format_names(order)} the result is correct"
             yield at.as_node("order", text, changed)
 
 
@@ -206,7 +206,7 @@ def try_other_inputs(at: TrialNode, right: Arrays) -> Iterator[Trial]:
             continue
         others = {n: v for n, v in {**right, **before}.items() if v.size == read.size and n not in at.node.input}
         for other, value in islice(others.items(), _MOST_READ):
-            text = f"{at} reads {name!r}, with {other!r} in its place it is right"
+            text = f"{at} reads {name!r}; with {other!r} instead the result is correct"
             yield at.with_inputs("input", text, {i: value.reshape(read.shape)})
 
 
@@ -253,7 +253,7 @@ def try_exchanged_tensors(exact: Float64Evaluator, pairs: Iterable[tuple[str, st
         sources = [_view_source(exact, one), _view_source(exact, other)]
         places = [exact.makers[name] for name in sources if name in exact.makers]
         told = " and ".join(node_at_text(exact, place) for place in dict.fromkeys(places))
-        text = f"{f'{told}: ' if told else ''}{sources[0]!r} and {sources[1]!r} are in each other's place"
+        text = f"{f'{told}: ' if told else ''}{sources[0]!r} and {sources[1]!r} are exchanged"
         yield Trial(Cause("order", text, places[0] if places else None, held=held), NodeChange(given=held))
 
 
@@ -277,7 +277,7 @@ def try_removed_node(at: TrialNode) -> Iterator[Trial]:
         read = at.input_value(i)
         if name in at.exact.constants or read is None or read.shape != made.shape:
             continue
-        text = f"{at} does something that the model does not: with {name!r} in its place it is right"
+        text = f"{at} is not in the model: with {name!r} instead the result is correct"
         kept = onnx.helper.make_node("Identity", [name], [at.node.output[0]], name=at.node.name)
         yield at.as_node("added", text, kept, instead=name)
 
@@ -293,7 +293,7 @@ def try_input_orders(at: TrialNode) -> Iterator[Trial]:
         if order != own:
             changed = copy_node(at.node)
             changed.input[:] = order
-            text = f"{at} reads {_format_names(own)}, in the order {_format_names(order)} it is right"
+            text = f"{at} reads {_format_names(own)}; in the order {_format_names(order)} the result is correct"
             yield at.as_node("order", text, changed)
 
 

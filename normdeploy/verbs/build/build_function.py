@@ -139,13 +139,13 @@ def build(call: BuildCall) -> Engine:
     if reason := describe_missing_runtime(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"{TITLES[runtime]} ({source.name}): {reason}")
     if os.path.realpath(source) == os.path.realpath(target):
-        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
+        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; choose another name")
     wanted = _check_capabilities(call.compute_capabilities, runtime)
     proto = load_onnx(source, external_data=False)
     if not proto.graph.node:
         raise BuildError(
-            f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model"
-            " itself"
+            f"{source.name} has no nodes and computes nothing, so its engine would have no layers; pass the"
+            " model itself"
         )
     if reason := build_failures.explain_missing_fp8(proto, source.name, wanted):
         raise InputError(reason)
@@ -154,7 +154,9 @@ def build(call: BuildCall) -> Engine:
         for given in (call.profiles, *map(_split_ranges, call.more_profiles))
     ]
     if others and not shapes:
-        raise InputError(f"{source.name} has no dynamic input, so {len(others) + 1} profiles would be one; give none")
+        raise InputError(
+            f"{source.name} has no dynamic input, so {len(others) + 1} profiles would be identical; pass none"
+        )
     resolve_writable_path(target)
     start = time.perf_counter()
     changed, norms = implement_requested_norms(
@@ -187,8 +189,8 @@ def build(call: BuildCall) -> Engine:
                 )
             if end.answer.get("refused") == "plugins":
                 raise RuntimeUnavailable(
-                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
-                    "TensorRT 10.9 or newer (10.9 to 11.4 were tried)"
+                    f"{TITLES[runtime]} can't load the kernels: {end.answer['reason']}; pip install triton, and"
+                    " use TensorRT 10.9 or newer (10.9 to 11.4 were tested)"
                 )
             if "refused" in end.answer:
                 why = build_failures.describe_refusal(end.answer, proto, source.name, runtime)
@@ -247,7 +249,7 @@ def _explain_refit_without_gpu(options: BuildOptions) -> str:
     """Explain that a refittable engine needs a GPU to build: TensorRT-RTX 1.7 fails in a CUDA call without one."""
     if not (options.refit and (reason := explain_missing_gpu())):
         return ""
-    return f". Refittable engines are built where a GPU is, and here is none ({reason}); leave --refit out"
+    return f". A refittable engine needs a GPU to build, and this machine has none ({reason}); omit --refit"
 
 
 def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
@@ -255,14 +257,12 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
         given = [given]
     if given and runtime == "tensorrt":
         raise InputError(
-            f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime"
+            f"TensorRT builds only for the GPU in this machine, not for {', '.join(given)}; use the runtime"
             " tensorrt-rtx"
         )
     for capability in given:
         if not re.fullmatch(r"\d+\.\d", capability):
-            raise InputError(
-                f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6"
-            )
+            raise InputError(f"can't read the compute capability {capability!r}; write it as NVIDIA does, such as 8.6")
     return list(dict.fromkeys(given))
 
 
@@ -272,7 +272,7 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
 def _keep_log(log: IO[bytes], target: Path) -> str:
     """Keep the log beside the engine, and return a sentence that says so."""
     if target.exists():
-        before = f"; {target.name} is what it was before"
+        before = f"; {target.name} is unchanged"
     else:
         before = ""
     log.seek(0)

@@ -23,35 +23,36 @@ class EngineOptions:
     runtime: str = option_field(
         "tensorrt-rtx",
         "--runtime",
-        "The library that builds and will run the engine: tensorrt-rtx or tensorrt.",
+        "Runtime to build for: tensorrt-rtx or tensorrt.",
         metavar="RUNTIME",
         type=EngineRuntime,
     )
     compute_capabilities: Sequence[str] = option_field(
         (),
         "--compute-capability",
-        "The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given.",
+        "GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0. Default: all.",
         metavar="X.Y ...",
         type=list[str] | None,
     )
     profiles: ProfileRanges = option_field(
         (),
         "--profile",
-        "Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
+        "Size range of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
         metavar="NAME=MIN:OPT:MAX",
         type=list[str] | None,
     )
     norm_impl: str = option_field(
         "native",
         "--norm-impl",
-        "native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
+        "native; plugin: norms run in normdeploy's kernels, embedded in the engine (tensorrt only); auto: only"
+        " if that helps.",
         metavar="FORM",
         type=NormImpl,
     )
     more_profiles: Sequence[ProfileRanges] = option_field(
         (),
         "--add-profile",
-        "A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",
+        "Additional optimization profile, written like --profile; separate several ranges by commas. Repeatable.",
         metavar="RANGE[,RANGE]",
         type=list[str] | None,
     )
@@ -60,39 +61,40 @@ class EngineOptions:
     timing_cache: PathLike | None = option_field(
         None,
         "--timing-cache",
-        "What earlier builds have timed: read, added to, shared by builds side by side (tensorrt only).",
+        "File of kernel timings, read and updated; parallel builds can share it (tensorrt only).",
         metavar="FILE",
         type=Path | None,
     )
     workspace: int | str | None = option_field(
         None,
         "--workspace",
-        "The most memory that a layer may use: bytes, 512M, 2G.",
+        "Memory limit for each layer: bytes, 512M, 2G.",
         metavar="SIZE",
         type=str | None,
     )
     optimization_level: int | None = option_field(
-        None, "--optimization-level", "How long the builder looks for faster kernels, 0 to 5.", metavar="N"
+        None, "--optimization-level", "Builder effort to find faster kernels, 0 to 5.", metavar="N"
     )
 
     # Abilities of the engine.
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",
-        "Other GPUs that the engine is to run on: ampere-plus or same-compute-capability (tensorrt only).",
+        "Other GPUs that can run the engine: ampere-plus or same-compute-capability (tensorrt only).",
         metavar="LEVEL",
     )
     version_compatible: bool = option_field(
-        False, "--version-compatible", "Let newer versions of the library load the engine (tensorrt only)."
+        False, "--version-compatible", "Make the engine loadable by newer versions of the runtime (tensorrt only)."
     )
-    refit: bool = option_field(False, "--refit", "Let the engine's weights be replaced; needs a GPU to build.")
+    refit: bool = option_field(False, "--refit", "Make the engine's weights replaceable; the build needs a GPU.")
     weight_streaming: bool = option_field(
-        False, "--weight-streaming", "Let weights stay in host memory while the engine runs."
+        False, "--weight-streaming", "Allow weights to stay in host memory while the engine runs."
     )
     ep_context: str | None = option_field(
         None,
         "--ep-context",
-        "Write an ONNX file for onnxruntime's TensorRT-RTX provider: embed holds the engine, file has it beside.",
+        "Also write an ONNX file for onnxruntime's TensorRT-RTX provider: embed stores the engine in it, file"
+        " next to it.",
         metavar="MODE",
     )
 

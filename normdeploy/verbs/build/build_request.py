@@ -19,18 +19,18 @@ EP_CONTEXTS = ("embed", "file")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 _WHAT_TO_DO = {
-    "timing_cache": "leave --timing-cache out, or name another file",
-    "workspace": "leave --workspace out, or give another size",
-    "refit": "leave --refit out",
-    "version_compatible": "install the lean runtime (pip install tensorrt-lean) or leave --version-compatible out",
-    "hardware_compatibility": "leave --hardware-compat out",
-    "weight_streaming": "leave --weight-streaming out",
-    "optimization_level": "leave --optimization-level out, or give one that it has",
+    "timing_cache": "omit --timing-cache, or name another file",
+    "workspace": "omit --workspace, or pass another size",
+    "refit": "omit --refit",
+    "version_compatible": "install the lean runtime (pip install tensorrt-lean) or omit --version-compatible",
+    "hardware_compatibility": "omit --hardware-compat",
+    "weight_streaming": "omit --weight-streaming",
+    "optimization_level": "omit --optimization-level, or pass a supported level",
 }
 _WHAT_RTX_DOES = {
-    "timing_cache": "it times nothing when it builds; leave --timing-cache out",
-    "version_compatible": "its engines run with the version that built them; leave --version-compatible out",
-    "hardware_compatibility": "say which GPUs with --compute-capability",
+    "timing_cache": "it measures no timings during a build; omit --timing-cache",
+    "version_compatible": "its engines run only with the version that built them; omit --version-compatible",
+    "hardware_compatibility": "name the GPUs with --compute-capability",
 }
 
 
@@ -75,19 +75,23 @@ class BuildOptions:
         """
         title = TITLES[runtime]
         known = [
-            (self.refit, "refittable: its weights can be replaced without a build (IRefitter), at some cost in speed"),
+            (
+                self.refit,
+                "refittable: its weights can be replaced without a rebuild (IRefitter), at some cost in speed",
+            ),
             (
                 self.version_compatible,
-                f"version-compatible: newer {title} of the same major version loads it, and runs the code that it"
-                " brings (engine_host_code_allowed)",
+                f"version-compatible: newer versions of {title} with the same major version can load it; they"
+                " run code from the engine (engine_host_code_allowed)",
             ),
             (
                 self.weight_streaming,
-                "weights can be streamed: all of them stay on the GPU until a budget is set (run --weight-budget)",
+                "weight streaming: all weights stay on the GPU until a budget is set (run --weight-budget)",
             ),
             (
                 self.hardware_compatibility is not None,
-                f"hardware compatibility {self.hardware_compatibility}: it may be slower than one for a single GPU",
+                f"hardware compatibility {self.hardware_compatibility}: it may be slower than an engine for a"
+                " single GPU",
             ),
         ]
         return tuple(text for asked, text in known if asked)
@@ -108,16 +112,16 @@ def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOption
     """
     if asked.hardware_compatibility is not None and asked.hardware_compatibility not in HARDWARE:
         raise InputError(
-            f"there is no hardware compatibility {asked.hardware_compatibility!r}; it is one of {', '.join(HARDWARE)}"
+            f"unknown hardware compatibility {asked.hardware_compatibility!r}; choose one of {', '.join(HARDWARE)}"
         )
     if asked.optimization_level is not None and asked.optimization_level < 0:
-        raise InputError(f"the optimization level is {asked.optimization_level}; levels begin at 0")
+        raise InputError(f"the optimization level is {asked.optimization_level}; pass 0 or more")
     if asked.ep_context is not None and asked.ep_context not in EP_CONTEXTS:
-        raise InputError(f"an EPContext file is written as one of {', '.join(EP_CONTEXTS)}, not {asked.ep_context!r}")
+        raise InputError(f"unknown EPContext mode {asked.ep_context!r}; choose one of {', '.join(EP_CONTEXTS)}")
     if asked.ep_context is not None and asked.runtime != "tensorrt-rtx":
         raise InputError(
-            "an EPContext file is for onnxruntime's TensorRT-RTX provider, and its engine is built with the runtime"
-            f" tensorrt-rtx, not {asked.runtime}"
+            "an EPContext file is for onnxruntime's TensorRT-RTX provider and needs the runtime tensorrt-rtx,"
+            f" not {asked.runtime}"
         )
     cache = None
     if asked.timing_cache is not None:
@@ -125,7 +129,7 @@ def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOption
         for role, path in taken.items():
             if os.fspath(resolve_writable_path(cache)) == os.path.realpath(path):
                 raise InputError(
-                    f"the timing cache {str(asked.timing_cache)!r} would replace {role}; give another name"
+                    f"the timing cache {str(asked.timing_cache)!r} would replace {role}; choose another name"
                 )
     size = None if asked.workspace is None else parse_byte_size(asked.workspace)
     return BuildOptions(
@@ -151,7 +155,7 @@ def parse_byte_size(size: int | str) -> int:
     """
     match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", str(size), re.IGNORECASE)
     if match is None or not int(match[1]):
-        raise InputError(f"the workspace {size!r} can't be read; give bytes, or a size such as 512M or 2G")
+        raise InputError(f"can't read the workspace {size!r}; pass bytes, or a size such as 512M or 2G")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -166,4 +170,4 @@ def describe_refused_option(option: str, reason: str, runtime: str) -> str:
     else:
         advice = None
     flag = find_option(EngineOptions, option).flag
-    return f"{TITLES[runtime]} takes no {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"
+    return f"{TITLES[runtime]} does not support {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"

@@ -146,7 +146,7 @@ def check(call: CheckCall) -> Check:
     ids = tuple(rule.id for rule in rules)
     unknown = [name for name in call.fail_on if name not in (*ids, "all")]
     if unknown:
-        raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
+        raise InputError(f"unknown rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
     capability = _parse_capability(call.compute_capability)
     if "all" in call.fail_on:
         failing = ids
@@ -182,7 +182,7 @@ def _parse_capability(text: str | None) -> float | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,2}\.\d", text):
-        raise InputError(f"the compute capability is {text!r}; give it as NVIDIA writes it, such as 8.6")
+        raise InputError(f"can't read the compute capability {text!r}; write it as NVIDIA does, such as 8.6")
     return float(text)
 
 
@@ -274,7 +274,8 @@ def _known_fingerprints(baseline: PathLike | None) -> Counter[str]:
         # A device or a pipe may never end.
         if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):
             raise InputError(
-                f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote"
+                f"the baseline {label} is not a file, or has more than {_MOST} bytes; pass the output of an"
+                " earlier check"
             )
         document: Any = json.loads(Path(baseline).read_text(encoding="utf-8"))
         if "runs" in document:
@@ -285,4 +286,4 @@ def _known_fingerprints(baseline: PathLike | None) -> Counter[str]:
             f"can't read the baseline {label}: {error.strerror}; an earlier check writes it with --format sarif -o FILE"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"the baseline {label} is neither JSON nor SARIF of an earlier check") from error
+        raise InputError(f"the baseline {label} is not the JSON or SARIF output of an earlier check") from error

@@ -28,9 +28,9 @@ class FailOption:
     fail_on: str | Sequence[str] = option_field(
         FAIL_ON,
         "--fail-on",
-        "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
-        " wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion, fp8,"
-        " weight-zero-point, unpaired, misbound, unparsed, or a package's; or all, or none. Without it"
+        "Findings that fail the check, comma-separated: decomposed, unfolded, train-mode, eps-lost,"
+        " fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion,"
+        " fp8, weight-zero-point, unpaired, misbound, unparsed, or a package's; or all, or none. Default:"
         " decomposed, train-mode and eps-lost.",
         metavar="RULES",
         type=str | None,
@@ -47,20 +47,20 @@ class JudgingOptions:
     baseline: PathLike | None = option_field(
         None,
         "--baseline",
-        "JSON or SARIF of an earlier check; what it holds does not fail again.",
+        "JSON or SARIF of an earlier check; its findings no longer fail.",
         metavar="OLD",
         type=Path | None,
     )
     precision: str | None = option_field(
         None,
         "--precision",
-        "Judge epsilons as though the file computed in half precision (float16 and bfloat16 are understood too).",
+        "Judge epsilons as if the file computed in half precision (also float16, bfloat16).",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     runtime: str = repeat_option_field(ConversionOptions, "runtime")
     compute_capability: str | None = option_field(
-        None, "--compute-capability", "Of the oldest GPU that the files are for: has it FP8?", metavar="8.6"
+        None, "--compute-capability", "Compute capability of the oldest target GPU.", metavar="8.6"
     )
     fuse: str = repeat_option_field(ConversionOptions, "fuse")
 

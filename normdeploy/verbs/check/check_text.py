@@ -36,7 +36,7 @@ def _file_lines(file: CheckedFile) -> list[str]:
         alike.setdefault((p.level, p.rule, p.message, p.known), []).append(
             p.location + (f" in {p.place}" if p.place else "")
         )
-    lines = [f"{file.file}: {'can not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
+    lines = [f"{file.file}: {'could not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
     for (level, rule, message, known), names in alike.items():
         if len(names) == 1:
             shown = names[0]

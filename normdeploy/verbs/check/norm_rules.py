@@ -53,15 +53,15 @@ class Rule:
 RULES = (
     Rule(
         "decomposed",
-        "A normalization is written in several nodes, and one would do.",
-        "`normdeploy optimize` proves one node equal and writes it: fewer passes over memory, and an epsilon that"
-        " nothing can lose.",
+        "A normalization is written as several nodes although one would do.",
+        "`normdeploy optimize` proves that one node is equivalent and writes it: fewer passes over memory, and"
+        " the epsilon can't be lost.",
     ),
     Rule(
         "unfolded",
-        "A BatchNorm could be folded into its neighbour.",
-        "`normdeploy optimize` folds its scale and shift into the weights of the linear op beside it: it then costs"
-        " nothing.",
+        "A BatchNorm could be folded into a neighboring op.",
+        "`normdeploy optimize` folds its scale and shift into the weights of the linear op next to it, so it"
+        " costs nothing.",
     ),
     Rule(
         "train-mode",
@@ -70,90 +70,92 @@ RULES = (
     ),
     Rule(
         "eps-lost",
-        "An epsilon is zero in the type in which its norm computes.",
-        "Rows without variance become NaN or Inf. Keep the statistics in float32, or choose an epsilon that the type"
-        " can hold (float16 from 6e-8 on); `normdeploy optimize --precision` does the first.",
+        "An epsilon rounds to zero in the dtype in which its norm computes.",
+        "Rows without variance become NaN or Inf. Keep the statistics in float32, as `normdeploy optimize"
+        " --precision` does, or choose an epsilon that the dtype can represent (float16: 6e-8 or more).",
     ),
     Rule(
         "fp16-overflow",
-        "A constant is larger than float16 can hold (65504).",
+        "A constant exceeds the float16 range (65504).",
         "It becomes Inf in float16. `normdeploy optimize --precision fp16` keeps such constants in float32 between"
         " Casts.",
     ),
     Rule(
         "wrong-form",
-        "A norm is one node, but one that a runtime gets wrong or does not know.",
-        "Ops of one tool alone, GroupNormalization of one group (TensorRT takes it for InstanceNormalization), or"
-        " another form than the one that `--runtime` runs best: `normdeploy optimize` writes the better one.",
+        "A norm is one node, but a runtime computes it wrong or does not know it.",
+        "Examples are ops of a single tool, GroupNormalization with one group (TensorRT runs it as"
+        " InstanceNormalization), or a form slower than the best one for `--runtime`. `normdeploy optimize`"
+        " writes the better form.",
     ),
     Rule(
         "missing-kernel",
-        "A runtime refuses a norm, or has no kernel of its own for it.",
-        "The runtimes that are installed were asked. `normdeploy optimize --runtime ...` chooses a form that the"
-        " runtime has.",
+        "A runtime rejects a norm, or has no kernel for it.",
+        "The installed runtimes were tested. `normdeploy optimize --runtime ...` chooses a form that the"
+        " runtime supports.",
     ),
     Rule(
         "refused",
-        "Something like a norm is none that one standard node can hold.",
-        "`normdeploy inspect --explain NAME` shows what stops it.",
+        "Nodes resemble a norm, but no single standard node can replace them.",
+        "`normdeploy inspect --explain NAME` shows the reason.",
         level="note",
     ),
     Rule(
         "asymmetric",
-        "An activation is quantized with a zero point, or in an unsigned type.",
-        "TensorRT and TensorRT-RTX refuse zero points other than 0, and have int8 and FP8 kernels alone. Quantize"
-        " symmetrically for them: int8 or FP8 with zero point 0. Asked only with `--runtime tensorrt` or"
-        " `tensorrt-rtx`.",
+        "An activation is quantized with a zero point, or in an unsigned dtype.",
+        "TensorRT and TensorRT-RTX reject zero points other than 0, and have int8 and FP8 kernels only."
+        " Quantize symmetrically for them: int8 or FP8 with zero point 0. Checked only with `--runtime"
+        " tensorrt` or `tensorrt-rtx`.",
     ),
     Rule(
         "int32",
         "A DequantizeLinear reads int32.",
-        "TensorRT and TensorRT-RTX refuse it; onnxruntime's quantizer stores biases so. `normdeploy optimize --runtime"
-        " tensorrt-rtx` stores the float32 numbers that it makes, to the bit. Asked only with `--runtime tensorrt` or"
-        " `tensorrt-rtx`.",
+        "TensorRT and TensorRT-RTX reject it; onnxruntime's quantizer stores biases this way. `normdeploy"
+        " optimize --runtime tensorrt-rtx` stores the same float32 numbers, bit for bit. Checked only with"
+        " `--runtime tensorrt` or `tensorrt-rtx`.",
     ),
     Rule(
         "per-tensor",
         "A quantized weight has one scale for all of its channels.",
-        "The largest channel decides the step of all others. A scale for each channel costs nothing in any runtime:"
-        " quantize the weight per channel.",
+        "The largest channel then sets the step of all others. One scale per channel costs nothing in any"
+        " runtime: quantize the weight per channel.",
     ),
     Rule(
         "blocked-fusion",
-        "A QuantizeLinear and DequantizeLinear pair keeps nodes apart that would be one kernel.",
-        "Between a linear op and the BatchNormalization or activation behind it the pair forces two kernels and a"
-        " rounding: quantize behind both. A tensor that is quantized anew for each reader needs one pair for all.",
+        "A QuantizeLinear and DequantizeLinear pair separates nodes that could be one kernel.",
+        "Between a linear op and the BatchNormalization or activation that follows, the pair forces two"
+        " kernels and a rounding: quantize after both. A tensor quantized separately for each reader needs one"
+        " pair for all.",
     ),
     Rule(
         "fp8",
-        "FP8 is in a file for GPUs that have none.",
-        "Only GPUs of compute capability 8.9 and newer have it: quantize to int8 for older ones. Asked only with"
+        "The file contains FP8, but a target GPU does not support it.",
+        "FP8 needs compute capability 8.9 or newer; quantize to int8 for older GPUs. Checked only with"
         " `--compute-capability`.",
     ),
     Rule(
         "weight-zero-point",
         "A signed integer weight has zero points other than 0.",
-        "TensorRT refuses it, and onnxruntime's integer products become slower. Quantize weights symmetrically.",
+        "TensorRT rejects it, and onnxruntime's integer products become slower. Quantize weights symmetrically.",
     ),
     Rule(
         "unpaired",
         "A tensor is quantized and never dequantized.",
-        "What reads it computes with whole numbers in the place of values. Put a DequantizeLinear of the same scale and"
-        " zero point behind it, or leave the QuantizeLinear out.",
+        "Its readers compute with the integer codes instead of the values. Add a DequantizeLinear with the"
+        " same scale and zero point after it, or remove the QuantizeLinear.",
     ),
     Rule(
         "misbound",
-        "A call gives a function a tensor that bears the name of one of its inputs.",
-        "TensorRT-RTX's parser names the given tensors one after another, and looks each up by the names that it has"
-        " just given: the function gets another tensor, without a word. `normdeploy build` renames the inputs; for"
-        " other builders, `normdeploy optimize` writes our own functions anew. Asked only with `--runtime tensorrt` or"
+        "An argument of a function call has the name of another input of the function.",
+        "TensorRT-RTX's parser renames the arguments one by one and looks each up by the new names, so the"
+        " function silently gets a wrong tensor. `normdeploy build` renames the inputs; for other builders,"
+        " `normdeploy optimize` rewrites normdeploy's own functions. Checked only with `--runtime tensorrt` or"
         " `tensorrt-rtx`.",
     ),
     Rule(
         "unparsed",
-        "The runtime's parser refuses the file.",
-        "The installed TensorRT or TensorRT-RTX was given the whole file, and its own words say why. Asked only with"
-        " `--runtime tensorrt` or `tensorrt-rtx`, of files of up to 512 MB.",
+        "The runtime's parser rejects the file.",
+        "The installed TensorRT or TensorRT-RTX parsed the whole file; the message is its own. Checked only"
+        " with `--runtime tensorrt` or `tensorrt-rtx`, for files up to 512 MB.",
     ),
 )
 # The parser would only repeat the problems of these rules.
@@ -208,7 +210,7 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     elif deployed and f.status == "folded" and "folded into" in f.became:
         yield replace(at, rule="unfolded", message=f"{f.kind} can be {f.became}")
     elif f.status in ("refused", "undone"):
-        yield replace(at, rule="refused", message=f"{f.kind} is left as it is: {f.reason}")
+        yield replace(at, rule="refused", message=f"{f.kind} is left unchanged: {f.reason}")
     if message := _describe_lost_epsilon(f, precision):
         yield replace(at, rule="eps-lost", message=f"{f.kind}: {message}")
     for half in f.half:
@@ -285,7 +287,7 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
             active = by_outputs
             if opset >= 14:
                 active = bool(attributes.get("training_mode", 0))
-            why = "its statistics are of the batch"
+            why = "it uses the statistics of the batch"
         else:
             ratio, flag = (known.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
             active = (
@@ -293,7 +295,7 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
                 and bool(_constant_values(flag).any())
                 and (ratio is None or bool(_constant_values(ratio).any()))
             )
-            why = "its result is random"
+            why = "its output is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
             if node.op_type == "BatchNormalization":
                 kind = "BatchNorm"
@@ -339,8 +341,8 @@ def find_misbound_calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Proble
         for node in of_function[function.domain, function.name]:
             if clashing := sorted(inputs & set(node.input)):
                 message = (
-                    f"{node.op_type} is given {clashing[0]!r}, which is also the name of an input of its function"
-                    f" {function.domain}.{function.name}({', '.join(function.input)})"
+                    f"{node.op_type} is called with {clashing[0]!r}, which is also the name of an input of its"
+                    f" function {function.domain}.{function.name}({', '.join(function.input)})"
                 )
                 yield Problem("misbound", message, module=module_path(node), node=node.name, tensor=node.output[0])
 
@@ -360,7 +362,7 @@ def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Probl
         if answer.verdict == "missing":
             # The text after these marks names places in NVIDIA's sources.
             reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
-            yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
+            yield Problem("unparsed", f"{asked.runtime} rejects the file: {reason}")
 
 
 def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:

@@ -56,7 +56,7 @@ def _problems_of_graph(q: GraphQuantization, runtime: str, capability: float | N
         if node.op_type == DEQUANTIZE and not q.is_weight(node.output[0]) and runtime in TENSORRT:
             yield from _find_asymmetric(q, node, runtime)
         if node.op_type == DEQUANTIZE and runtime in TENSORRT and q.scheme_of(node).kind == np.int32:
-            message = f"{node.input[0]!r} is int32, which {runtime} does not dequantize"
+            message = f"{node.input[0]!r} is int32, which {runtime} can't dequantize"
             yield _make_problem(q, "int32", node, message)
         if capability is not None and capability < FP8_FROM:
             yield from _find_unsupported_fp8(q, node, capability)
@@ -97,10 +97,10 @@ def _find_unpaired(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Probl
         if tensor in q.outputs:
             return
     if others:
-        what = f"{', '.join(dict.fromkeys(others))} computes with its numbers as they are"
+        what = f"{', '.join(dict.fromkeys(others))} computes with its integer codes"
     else:
         what = "nothing reads it"
-    yield _make_problem(q, "unpaired", node, f"{name!r} is quantized, and never dequantized: {what}")
+    yield _make_problem(q, "unpaired", node, f"{name!r} is quantized and never dequantized: {what}")
 
 
 def _find_blocking_pairs(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
@@ -114,7 +114,7 @@ def _find_blocking_pairs(q: GraphQuantization, node: onnx.NodeProto) -> Iterator
         readers = q.readers_by_tensor.get(back.output[0], [])
         if len(readers) == 1 and readers[0].op_type in _FUSED:
             behind = readers[0].op_type
-            message = f"{source.op_type} can't take {behind} in: its result is quantized between the two"
+            message = f"{source.op_type} can't be fused with {behind}: its output is quantized between the two"
             yield _make_problem(q, "blocked-fusion", node, message)
 
 
@@ -124,7 +124,7 @@ def _find_repeated_quantizers(q: GraphQuantization) -> Iterator[Problem]:
         pairs = [r for r in readers if r.op_type == QUANTIZE and is_quantization_node(r) and r.input[0] == name]
         alike = {_quantization_parameters(q, r) for r in pairs}
         if len(pairs) > 1 and len(alike) == 1 and not q.is_weight(name):
-            message = f"{name!r} is quantized {len(pairs)} times in the same way: one pair would do for all its readers"
+            message = f"{name!r} is quantized {len(pairs)} times in the same way: one pair would serve all its readers"
             yield _make_problem(q, "blocked-fusion", pairs[0], message)
 
 
@@ -171,7 +171,7 @@ def _find_asymmetric(q: GraphQuantization, node: onnx.NodeProto, runtime: str) -
             kind = ""
         else:
             kind = scheme.kind.name
-        message = f"{node.input[0]!r} is {kind}{zero}; {runtime} takes int8 or FP8 with 0"
+        message = f"{node.input[0]!r} is {kind}{zero}; {runtime} needs int8 or FP8 with zero point 0"
         yield _make_problem(q, "asymmetric", node, message)
 
 
@@ -179,5 +179,8 @@ def _find_unsupported_fp8(q: GraphQuantization, node: onnx.NodeProto, capability
     kind = q.scheme_of(node).kind
     if node.op_type == DEQUANTIZE and kind is not None and kind.name.startswith("float8"):
         yield _make_problem(
-            q, "fp8", node, f"{node.input[0]!r} is {kind.name}; GPUs of capability {capability:g} have no FP8"
+            q,
+            "fp8",
+            node,
+            f"{node.input[0]!r} is {kind.name}; GPUs of compute capability {capability:g} do not support FP8",
         )

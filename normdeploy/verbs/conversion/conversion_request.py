@@ -29,8 +29,8 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
     if options.precision is None:
         if calibrate or options.keep_io:
             raise InputError(
-                "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either"
-                " with quantize (int8, fp8, int4) or precision (fp16, bf16)"
+                "calibrate needs quantization or half precision, keep_io needs half precision; also pass"
+                " quantize (int8, fp8, int4) or precision (fp16, bf16)"
             )
         return None
     if not calibrate:
@@ -57,8 +57,7 @@ def select_target(options: ConversionOptions) -> str:
         return options.runtime
     if options.runtime not in ONNXRUNTIME:
         raise InputError(
-            f"provider 'cuda' is one of onnxruntime's, and the runtime is {options.runtime!r}; give runtime onnxruntime"
-            " with it"
+            f"provider 'cuda' belongs to onnxruntime, but the runtime is {options.runtime!r}; pass runtime onnxruntime"
         )
     return CUDA
 
@@ -76,23 +75,23 @@ def parse_quantization_request(options: ConversionOptions) -> QuantizationReques
     if options.quantize is None:
         if options.metric or options.calibration or options.dynamic or options.rotate or options.keep_float:
             raise InputError(
-                "metric, calibration, dynamic, rotate and keep_float are for quantization alone; ask for it with"
-                " quantize: int8, fp8 or int4"
+                "metric, calibration, dynamic, rotate and keep_float need quantization; also pass quantize:"
+                " int8, fp8 or int4"
             )
         return None
     if not options.calibrate and options.quantize != "int4" and not options.dynamic:
         raise InputError(
-            f"{options.quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do"
-            " without, and --dynamic in onnxruntime)"
+            f"{options.quantize} needs samples to find ranges; pass --calibrate samples.npz (INT4 weights and,"
+            " in onnxruntime, --dynamic need none)"
         )
     _require_metric_texts(options.metric)
     if options.dynamic and options.calibration:
         raise InputError(
-            f"with dynamic, ranges are taken while the model runs, and the calibration {options.calibration!r} would"
-            " take them of samples; leave one of --dynamic and --calibration out"
+            f"dynamic computes ranges at run time, but the calibration {options.calibration!r} needs samples;"
+            " omit --dynamic or --calibration"
         )
     if options.metric and not options.calibrate:
-        raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
+        raise InputError("a metric needs samples; pass --calibrate samples.npz")
     wish = QuantizationRequest(
         options.quantize,
         runtime,
@@ -121,6 +120,6 @@ def _require_metric_texts(metric: object) -> None:
     texts = [t for one in given for t in (one if isinstance(one, list | tuple) else [one])]
     if metric is not None and not all(isinstance(t, str) for t in texts):
         raise InputError(
-            f"the metric {metric!r} can't be read; give a text such as 'cosine>=0.995', several in a list, or a dict of"
-            " them by output: {'logits': 'cosine>=0.995'}"
+            f"can't read the metric {metric!r}; pass a text such as 'cosine>=0.995', a list of them, or a dict"
+            f" by output: {{'logits': 'cosine>=0.995'}}"
         )

@@ -39,7 +39,7 @@ from ..stage_progress import StageTimer, describe_loading
 from .conversion_request import parse_quantization_request, read_calibration_samples, select_target
 from .finding_merge import merge_findings
 
-NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its documents: they were not measured"
+NOT_MEASURED = "the forms for onnxruntime's CUDA provider follow its documentation and were not measured"
 
 
 @dataclass
@@ -269,8 +269,8 @@ def apply_quantization(conversion: Conversion) -> None:
         # onnxruntime's exceptions have no common base class.
         except Exception as error:
             raise GraphError(
-                f"the quantized file would not run, and nothing is written: {' '.join(str(error).split())[:300]}; leave"
-                " --quantize out, and please report it"
+                "onnxruntime can't run the quantized file, so nothing was written:"
+                f" {' '.join(str(error).split())[:300]}; omit --quantize, and please report this"
             ) from error
     conversion.proto = made
     update_summary(conversion)
@@ -382,7 +382,7 @@ LOWERING: tuple[ConversionStage[Conversion], ...] = (
     ConversionStage(lower_precision, "precision", Conversion.is_half),
     ConversionStage(judge_half, "judge", Conversion.is_quantized_half),
 )
-"""From the float32 file that was compared with its model to the one that was asked for."""
+"""Stages from the compared float32 file to the requested precision or quantization."""
 
 
 def _compare_with_original(
@@ -404,7 +404,7 @@ def _compare_with_original(
     if before is None:
         return (
             made,
-            ["the whole model was not compared with the one before: its weights are beyond compare_limit"],
+            ["the whole model was not compared with the original: its weights exceed compare_limit"],
             False,
         )
     model = before

@@ -276,11 +276,10 @@ def note_the_rest(export: ExportConversion) -> None:
     if taken:
         dims = export.signature.named_dims.items()
         sizes = [f"{d.name}={d.min}:{d.opt}:{d.max} ({taken[name]})" for name, d in dims if name in taken]
-        notes.append(f"sizes taken where none were stated: {', '.join(sizes)}; state others with --dim")
+        notes.append(f"sizes assumed because none were stated: {', '.join(sizes)}; state others with --dim")
     if call.opset is not None and export.summary.opset > call.opset:
         notes.append(
-            f"the file has opset {export.summary.opset}, not {call.opset}: a node that was written, or its type, needs"
-            " it"
+            f"the file has opset {export.summary.opset}, not {call.opset}: one of its nodes or dtypes needs it"
         )
     count_nodes(export)
 

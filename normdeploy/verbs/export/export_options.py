@@ -12,16 +12,14 @@ from ...verb_options import ConversionOptions, LoadingOptions, option_field
 class OpsetOptions:
     """Option for the opset of an exported file."""
 
-    opset: int | None = option_field(None, "--opset", "18 to 25; without it 21, raised only where a norm needs it.")
+    opset: int | None = option_field(None, "--opset", "Opset, 18 to 25. Default: 21, or higher if a norm needs it.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ConversionOptions, OpsetOptions):
     """Options for the file that ``export`` writes."""
 
-    check: bool = option_field(
-        True, "--no-check", "Write the file without a run beside PyTorch at two small sizes.", negated=True
-    )
+    check: bool = option_field(True, "--no-check", "Skip the comparison with PyTorch at two small sizes.", negated=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +29,8 @@ class EveryPartOptions(LoadingOptions):
     part: str | None = option_field(
         None,
         "--part",
-        "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the"
-        " whole.",
+        "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all (a folder of"
+        " parts). Default: the whole model.",
     )
 
 

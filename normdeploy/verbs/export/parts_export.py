@@ -41,7 +41,7 @@ COPIED = (
     *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
     *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
 )
-"""What says how to make inputs and to decode outputs; data alone, no weights and no code."""
+"""Files that tell how to make inputs and decode outputs: data only, no weights and no code."""
 _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
@@ -109,10 +109,10 @@ def _require_one_for_all(options: ConversionOptions) -> None:
     """
     if options.calibrate:
         raise InputError(
-            "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part alone"
+            "--calibrate has the inputs of one part, but all parts are exported; omit it, or export only that part"
         )
     if options.quantize is not None:
-        raise InputError("parts are quantized one by one; export that part alone, with --part NAME")
+        raise InputError("parts are quantized one at a time; export one part with --part NAME")
 
 
 def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
@@ -124,13 +124,11 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
     stated: dict[str, Any] = {name: value for name, value in call.load_keywords.items() if value}
     if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
         raise InputError(
-            f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
+            f"{foreign[0]} applies to one part, but all parts are exported; omit it, or export the parts one by one"
         )
     part = stated.pop("part", ALL_PARTS)
     if part != ALL_PARTS:
-        raise InputError(
-            f"the part {part!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export"
-        )
+        raise InputError(f"the part {part!r} is a single file; use `normdeploy export`, or normdeploy.export in Python")
     return stated
 
 
@@ -144,9 +142,9 @@ def _require_new_folder(output: PathLike) -> Path:
     path = Path(output)
     if path.suffix == ".onnx" or path.is_file():
         raise InputError(
-            f"all parts are a folder of files, and the output {os.fspath(output)!r} is"
-            f" {'a' if path.is_file() else 'named like a'} file; give a new folder, such as"
-            f" {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
+            f"the parts need a folder, but the output {os.fspath(output)!r} is"
+            f" {'a' if path.is_file() else 'named like a'} file; pass a new folder, such as"
+            f" {os.fspath(path.with_suffix(''))}-onnx, or export one part with --part"
         )
     return require_empty_dir(output)
 

@@ -23,7 +23,7 @@ class InspectOptions:
     runtime: str = repeat_option_field(ConversionOptions, "runtime")
     fuse: str = repeat_option_field(ConversionOptions, "fuse")
     explain: str | None = option_field(
-        None, "--explain", "Say why this tensor, node or module path was fused or not.", metavar="NAME"
+        None, "--explain", "Explain why this tensor, node or module was fused or not.", metavar="NAME"
     )
 
 

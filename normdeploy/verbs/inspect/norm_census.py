@@ -58,8 +58,8 @@ def take_census(
     """
     if explain is not None and not explain.strip():
         raise InputError(
-            f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the"
-            " norms)"
+            f"the name to explain is {explain!r}; pass the name of a tensor, a node or a module (`inspect`"
+            " without --explain lists the norms)"
         )
     proto, weights = share_large_weights(with_sorted_nodes(proto))
     layers = (

@@ -195,7 +195,7 @@ def compare_rewritten(optimization: OptimizeConversion) -> None:
             optimization.notes += [optimization.tidied.note]
         return
     if call.simplify:
-        optimization.notes.append("the graph was not cleaned up: nothing says that it would stay the same")
+        optimization.notes.append("the graph was not cleaned up, because it could not be checked for changes")
     ort_loadability.require_runnable_optimized(
         optimization.proto, call.read_model, call.runtime, call.provider, runs=is_small
     )
@@ -209,8 +209,10 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
     else:
         written = 0
     if written:
-        notes.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
-    notes += [f"the file states what its nodes contradict: {each}" for each in optimization.contradictions]
+        notes.append(
+            f"{written} constants stored as int32, which TensorRT rejects, are now float32 with the same values"
+        )
+    notes += [f"the file declares values that contradict its nodes: {each}" for each in optimization.contradictions]
     optimization.notes = [*notes, *optimization.notes, *unmeasured_forms_note(optimization.options)]
     count_nodes(optimization)
 

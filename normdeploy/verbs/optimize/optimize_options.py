@@ -13,6 +13,8 @@ from ..run.run_options import RunOptions
 class OptimizeOptions(ConversionOptions):
     """Options for the file that ``optimize`` writes."""
 
-    simplify: bool = option_field(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
+    simplify: bool = option_field(
+        True, "--no-simplify", "Rewrite norms only; leave all other nodes unchanged.", negated=True
+    )
     inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
     dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")

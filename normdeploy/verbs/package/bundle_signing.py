@@ -59,8 +59,8 @@ def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
     if (data := _read_provenance(root)) is None:
         trusted = ", ".join(key.keyid[:16] for key in keys)
         raise EvidenceError(
-            f"the bundle {os.fspath(folder)!r} is not signed: it holds no {PROVENANCE}, and it has to be by the key"
-            f" {trusted}"
+            f"the bundle {os.fspath(folder)!r} is not signed: {PROVENANCE} not found; it must be signed by the"
+            f" key {trusted}"
         )
     what = f"{PROVENANCE} of the bundle {os.fspath(folder)!r}"
     subjects = slsa_provenance.statement_subjects(
@@ -72,16 +72,16 @@ def require_signed(folder: PathLike, keys: Sequence[Key]) -> None:
         if path in subjects:
             signed = f"sha256 {subjects[path]}"
         else:
-            signed = "not among what was signed"
+            signed = "not signed"
         if path in present:
             now = f"sha256 {hash_file(root / path)}"
         elif path in others:
-            now = "a link or no file"
+            now = "a link or special file"
         else:
             now = "gone"
         if signed != now:
             raise EvidenceError(
-                f"the bundle {os.fspath(folder)!r} is not as it was signed: {path} was {signed}, and is {now}"
+                f"the bundle {os.fspath(folder)!r} changed after it was signed: {path} was {signed}, and is {now}"
             )
 
 

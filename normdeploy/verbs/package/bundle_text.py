@@ -125,18 +125,18 @@ def bundle_notes(
         lines.append(f"Triton does not batch: {serving.reason}")
     if aside := [e.path for e in engines if not e.is_served]:
         lines.append(
-            f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they lie outside the"
-            " repository, for recheck and for programs of your own"
+            f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they are"
+            " outside the repository, for recheck and for your own programs"
         )
     if not optimize:
         lines.append(
-            "onnxruntime's optimizer breaks this file, and the configuration turns it off (optimization.graph.level 2)"
+            "onnxruntime's optimizer breaks this file, so the configuration turns it off (optimization.graph.level 2)"
         )
     if certificates == 0:
-        lines.append("the report given holds no certificate: nothing was rewritten")
+        lines.append("the report has no certificates: nothing was rewritten")
     elif certificates is None:
         lines.append(
-            "there are no certificates: give the report that export or optimize wrote (--report) with --report-from"
+            "no certificates: to add them, pass the report of export or optimize (--report) with --report-from"
         )
     return [*lines, *judgement.notes]
 
@@ -148,23 +148,23 @@ def render_readme(name: str, models: Sequence[str], serving: ServingOptions, ref
         Markdown text.
     """
     if serving.max_batch:
-        batch = f"batches of up to {serving.max_batch}, joined dynamically"
+        batch = f"batches of up to {serving.max_batch}, formed dynamically"
     else:
         batch = "one request at a time"
     return f"""# {name}
 
-An evidence bundle of normdeploy. `{REPOSITORY}/` is a model repository of Triton Inference Server with
-{" and ".join(models)}; each takes
+A normdeploy evidence bundle. `{REPOSITORY}/` is a model repository for Triton Inference Server with
+{" and ".join(models)}; each accepts
 {batch}.
 
     tritonserver --model-repository={REPOSITORY}
 
-`samples/` holds {count} inputs and the outputs that are expected of them, which come from {reference}. Arrays of
-bfloat16 are two-byte voids. After an update of a driver, a runtime or the model,
+`samples/` contains {count} inputs and their expected outputs, computed by {reference}. Arrays of bfloat16 are
+two-byte voids. After an update of a driver, a runtime or the model, run
 
     normdeploy recheck .
 
-compares every file with its hash, runs every sample in every runtime at hand, and says what changed; exit code 1
-where something got worse. `manifest.json` has the hashes, versions, bounds and commands, `report.json` what was seen.
-The hashes show damage; they do not show who made the bundle.
+It compares every file with its hash, runs every sample in every installed runtime, and reports the changes. Exit
+code 1 means that a result got worse. `manifest.json` has the hashes, versions, bounds and commands; `report.json` has
+the results. The hashes detect damage; they do not show who made the bundle.
 """

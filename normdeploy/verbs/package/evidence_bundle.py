@@ -71,15 +71,16 @@ class EvidenceBundle:
         """
         if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > 1000:
             raise InputError(
-                f"the manifest names the path {str(path)[:100]!r}, which is none of a bundle; make the bundle again"
+                f"the manifest names the path {str(path)[:100]!r}, which is not valid in a bundle; create the"
+                " bundle again"
             )
         here = self.root
         for part in path.split("/"):
             here = here / part
             if here.is_symlink():
-                raise InputError(f"{path!r} leads through a link, which is not followed; make the bundle again")
+                raise InputError(f"{path!r} contains a link, which is not followed; create the bundle again")
         if not here.is_file():
-            raise InputError(f"{path!r} is not in the bundle; make it again")
+            raise InputError(f"{path!r} is not in the bundle; create it again")
         return here
 
     def read_part(self, key: str, made: Callable[[Any], _T]) -> _T:
@@ -98,7 +99,7 @@ class EvidenceBundle:
             return made(self.manifest[key])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(
-                f"{key!r} in {MANIFEST} is malformed ({type(error).__name__}: {error}); make the bundle again"
+                f"{key!r} in {MANIFEST} is malformed ({type(error).__name__}: {error}); create the bundle again"
             ) from error
 
 
@@ -113,27 +114,28 @@ def open_bundle(folder: PathLike) -> EvidenceBundle:
     """
     root = Path(os.path.realpath(folder))
     if not root.is_dir():
-        raise InputError(f"there is no folder {os.fspath(folder)!r}; make a bundle with `normdeploy package`")
+        raise InputError(f"folder not found: {os.fspath(folder)!r}; create a bundle with `normdeploy package`")
     path = root / MANIFEST
     if path.is_symlink() or not path.is_file():
         raise InputError(
-            f"{os.fspath(folder)!r} holds no {MANIFEST}: it is no bundle; make one with `normdeploy package`"
+            f"{os.fspath(folder)!r} is not a bundle: {MANIFEST} not found; create one with `normdeploy package`"
         )
     if (size := path.stat().st_size) > _MANIFEST_BYTES:
         raise InputError(
-            f"{MANIFEST} has {size} bytes, more than the {_MANIFEST_BYTES} that are read; make the bundle again"
+            f"{MANIFEST} has {size} bytes, more than the limit of {_MANIFEST_BYTES}; create the bundle again"
         )
     try:
         manifest = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{MANIFEST} can't be read as JSON ({error}); make the bundle again") from error
+        raise InputError(f"can't read {MANIFEST} as JSON ({error}); create the bundle again") from error
     if isinstance(manifest, dict):
         schema = manifest.get("schema")
     else:
         schema = None
     if schema != SCHEMA:
         raise InputError(
-            f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again"
+            f"{MANIFEST} has the schema {str(schema)[:100]!r}, but this version reads {SCHEMA!r}; create the"
+            " bundle again"
         )
     return EvidenceBundle(root, manifest)
 
@@ -157,7 +159,7 @@ def require_hashes(bundle: EvidenceBundle, known: Collection[str]) -> None:
         *bundle.read_part("samples", lambda value: [_require_text(s["free"]) for s in value if s["free"] is not None]),
     ]
     if strange := [path for path, count in Counter(used).items() if path not in known or count > 1]:
-        raise InputError(f"the manifest gives no hash of {strange[0]!r}, or uses it twice; make the bundle again")
+        raise InputError(f"the manifest has no hash of {strange[0]!r}, or uses it twice; create the bundle again")
 
 
 def _refuse_constant(constant: str) -> None:
@@ -196,7 +198,7 @@ def scan_folder(root: Path) -> tuple[dict[str, int], list[str]]:
                 else:
                     others.append(path)
                 if len(files) + len(others) > _ENTRIES:
-                    raise InputError(f"{root.name!r} holds more than {_ENTRIES} files: it is no bundle of ours")
+                    raise InputError(f"{root.name!r} has more than {_ENTRIES} files and is not a normdeploy bundle")
     return files, sorted(others)
 
 
@@ -211,5 +213,5 @@ def parse_files(value: Any) -> dict[str, tuple[str, int]]:
 
 def _require_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value

@@ -71,8 +71,8 @@ def parse_engines(given: Sequence[PathLike]) -> list[PackagedEngine]:
     served = [e.capability for e in engines if e.is_served]
     if len(served) > 1 and ("" in served or len(set(served)) < len(served)):
         raise InputError(
-            f"of {len(served)} TensorRT engines Triton must know which GPU each is for; they are for"
-            f" {[c or '?' for c in served]}: write --engine 8.6=FILE, each compute capability once"
+            f"with {len(served)} TensorRT engines, Triton must know the GPU of each; the compute capabilities"
+            f" are {[c or '?' for c in served]}: write --engine 8.6=FILE, each compute capability once"
         )
     return engines
 

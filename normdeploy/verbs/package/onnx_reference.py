@@ -95,8 +95,8 @@ def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack)
     unit = max((unit_roundoff(t) for t in types if is_floating(t)), default=0.0)
     if whole.ByteSize() > _WEIGHTS:
         raise InputError(
-            f"{path.name} is too large to tell from it alone how far a correct runtime may be off; give its PyTorch"
-            " model with --source"
+            f"{path.name} is too large to derive the allowed error from the file only; pass its PyTorch model"
+            " with --source"
         )
     runners: list[Runner] = []
     for seed in range(_DISTURBANCES):

@@ -44,10 +44,10 @@ def require_serving(options: PackageOptions) -> None:
         InputError: Triton can't serve with these options.
     """
     if options.provider not in PROVIDERS:
-        raise InputError(f"there is no provider {options.provider!r}; choose one of {', '.join(PROVIDERS)}")
+        raise InputError(f"unknown provider {options.provider!r}; choose one of {', '.join(PROVIDERS)}")
     if not 1 <= options.instances <= _INSTANCES or (options.max_batch or 0) < 0:
         sizes = f"instances is {options.instances} and the largest batch {options.max_batch}"
-        raise InputError(f"{sizes}; give 1 to {_INSTANCES} instances, and no negative batch")
+        raise InputError(f"{sizes}; pass 1 to {_INSTANCES} instances and a batch of 0 or more")
 
 
 @dataclass
@@ -89,8 +89,9 @@ def make_job(call: PackageCall) -> PackageJob:
     )
     if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
         job.notes.append(
-            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"
-            " `normdeploy export --precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
+            f"Triton's backend for onnxruntime does not support bfloat16 ({', '.join(half)}) and can't load"
+            f" {job.name}_onnx; `normdeploy export --precision bf16 --keep-io` writes a file with float32"
+            " inputs and outputs"
         )
     return job
 
@@ -107,25 +108,25 @@ def check_target(call: PackageCall) -> Path:
     target = Path(os.path.realpath(call.output))
     path = repr(os.fspath(call.output))
     if not target.parent.is_dir():
-        raise InputError(f"can't write {path}: there is no folder {target.parent.name!r}; make it first")
+        raise InputError(f"can't write {path}: folder not found: {target.parent.name!r}; create it first")
     if not target.exists():
         return target
     if not target.is_dir():
-        raise InputError(f"can't write {path}: it is a file; give the name of a folder")
+        raise InputError(f"can't write {path}: it is a file; pass the name of a folder")
     if not any(target.iterdir()):
         return target
     try:
         old = evidence_bundle.open_bundle(target)
         known = old.read_part("files", evidence_bundle.parse_files)
     except InputError as error:
-        raise InputError(f"{path} is not empty and no bundle of ours ({error}); give another folder") from error
+        raise InputError(f"{path} exists and is not a normdeploy bundle ({error}); choose another folder") from error
     files, others = evidence_bundle.scan_folder(target)
     if strange := sorted({*files, *others} - known.keys() - evidence_bundle.BESIDE):
         raise InputError(
-            f"the bundle {path} holds files that are not its own and would be lost: {strange[:5]}; move them away"
+            f"the bundle {path} contains files that are not part of it and would be lost: {strange[:5]}; move them away"
         )
     if not call.replace:
-        raise InputError(f"{path} holds a bundle already; replace it with --replace, or give another folder")
+        raise InputError(f"{path} already contains a bundle; replace it with --replace, or choose another folder")
     return target
 
 
@@ -141,8 +142,8 @@ def choose_name(stem: str, given: str | None) -> str:
     safe = triton_config.safe_model_name(stem if given is None else given)
     if given is not None and safe != given:
         raise InputError(
-            f"the name {given!r} is none for Triton (letters, digits, '_', '.', '-', at most 100); {safe!r} would"
-            " be one"
+            f"the name {given!r} is not valid for Triton (letters, digits, '_', '.', '-', at most 100); use"
+            f" {safe!r}, for example"
         )
     return safe
 
@@ -162,7 +163,8 @@ def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[d
     path = Path(report)
     if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
         raise InputError(
-            f"the report {title} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
+            f"the report {title} is not a file, or exceeds {_REPORT_BYTES} bytes; pass the report that export"
+            " wrote (--report)"
         )
     try:
         document = json.loads(path.read_bytes())
@@ -171,14 +173,15 @@ def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[d
         schema = document["schema"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
-            f"{title} is no report of normdeploy ({type(error).__name__}: {error}); give what --report of export wrote"
+            f"{title} is not a report of normdeploy ({type(error).__name__}: {error}); pass the report that"
+            " export wrote (--report)"
         ) from error
     if schema != SCHEMA:
-        raise InputError(f"the report {title} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
-    if written and not written & {o for node in proto.graph.node for o in node.output}:
         raise InputError(
-            f"the report {title} is of another file: none of the norms that it says were fused is in this one"
+            f"the report {title} has the schema {schema!r}, but this version reads {SCHEMA!r}; export again"
         )
+    if written and not written & {o for node in proto.graph.node for o in node.output}:
+        raise InputError(f"the report {title} belongs to another file: none of its fused norms is in this one")
     return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
 
 
@@ -195,7 +198,7 @@ def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]
 
     batch, why = triton_config.find_batch_dim(job.inputs, job.outputs)
     if call.max_batch and not batch:
-        raise InputError(f"--max-batch is {call.max_batch}, but Triton can't batch this file: {why}; leave it out")
+        raise InputError(f"--max-batch is {call.max_batch}, but Triton can't batch this file: {why}; omit it")
     given = read_inputs(call.sample_sources) if call.sample_sources else []
     if call.source is None:
         made = make_samples_from_file(
@@ -213,14 +216,14 @@ def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]
     model, notes = load_judged_model(call.source, [job.path], (), None, call.load_keywords)
     job.notes += notes
     if model.word:
-        job.notes.append(f"sizes and values of the samples are by {model.word}; the model itself states none")
+        job.notes.append(f"sizes and values of the samples come from {model.word}; the model itself states none")
     job.model = {"kind": model.kind, "sha256": model.sha256}
     theirs = {spec.name for spec in model.inputs}
     ours = {p.name for p in job.inputs}
     if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):
         raise InputError(
-            f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
-            " model?"
+            f"{job.path.name} has the inputs {sorted(ours)}, but the model has {sorted(theirs)}; was the file"
+            " exported from this model?"
         )
     return (
         make_samples_from_model(model, job.path, job.proto, batch=batch, inputs=given, progress=call.progress),
@@ -252,9 +255,7 @@ def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool
     """
     missed = {m.runtime: m.reason for m in judgement.not_run}
     if call.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
-        raise InputError(
-            f"Triton would not load {Path(call.model_path).name} on the CPU: {reason}; give --provider cuda"
-        )
+        raise InputError(f"Triton can't load {Path(call.model_path).name} on the CPU: {reason}; pass --provider cuda")
 
 
 def make_serving(batch: str, why: str | None, call: PackageCall, sizes: tuple[int, int, int]) -> ServingOptions:
@@ -273,18 +274,17 @@ def make_serving(batch: str, why: str | None, call: PackageCall, sizes: tuple[in
     """
     low, usual, high = sizes
     if not why and low > 1:
-        why = f"the dim {batch!r} is {low} at least, and Triton sends single rows too"
+        why = f"the dim {batch!r} is at least {low}, but Triton also sends single rows"
     if call.max_batch == 0:
         why = "--max-batch is 0"
     if why:
         if call.max_batch:
-            raise InputError(
-                f"--max-batch is {call.max_batch}, but Triton must not batch this file: {why}; leave it out"
-            )
+            raise InputError(f"--max-batch is {call.max_batch}, but Triton must not batch this file: {why}; omit it")
         return ServingOptions(0, (), call.instances, why)
     if call.max_batch is not None and call.max_batch > high:
         raise InputError(
-            f"--max-batch is {call.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within that"
+            f"--max-batch is {call.max_batch}, but the dim {batch!r} ranges from {low} to {high}; pass a size"
+            " in that range"
         )
     largest = call.max_batch or high
     return ServingOptions(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), call.instances)

@@ -23,46 +23,49 @@ class PackageOptions:
     source: PathLike | None = option_field(
         None,
         "--source",
-        "The PyTorch model, whose float64 answers are then expected.",
+        "PyTorch model, to compute the expected outputs in float64.",
         metavar="MODEL",
         type=Path | None,
     )
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "An engine made of the ONNX file, and its compute capability. Repeatable.",
+        "Engine built from the ONNX file, with its compute capability. Repeatable.",
         metavar="[CC=]FILE",
         type=list[str] | None,
     )
     feeds: PathLike | Mapping[str, Any] | Sequence[PathLike | Mapping[str, Any]] = option_field(
         (),
         "--inputs",
-        "The samples; without it some are generated. Repeatable.",
+        "Samples; generated if omitted. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
 
     # Serving.
-    name: str | None = option_field(None, "--name", "Of the models in the repository; the file's name without it.")
+    name: str | None = option_field(None, "--name", "Name of the models in the repository. Default: the file's name.")
     max_batch: int | None = option_field(
-        None, "--max-batch", "For Triton; 0: no batching. Without it what the export recorded.", minimum=0
+        None,
+        "--max-batch",
+        "Largest batch for Triton; 0: no batching. Default: the limit recorded by export.",
+        minimum=0,
     )
-    instances: int = option_field(1, "--instances", "Of each model; for engines on each GPU.", minimum=1)
-    provider: str = option_field("cpu", "--provider", "Where Triton runs the ONNX file: cpu or cuda.")
+    instances: int = option_field(1, "--instances", "Instances of each model; for engines, on each GPU.", minimum=1)
+    provider: str = option_field("cpu", "--provider", "Device on which Triton runs the ONNX file: cpu or cuda.")
 
     # Evidence.
     report_from: PathLike | None = option_field(
         None,
         "--report-from",
-        "What export --report wrote: it holds the certificates.",
+        "Report with the certificates, from export --report.",
         metavar="FILE.json",
         type=Path | None,
     )
-    replace: bool = option_field(False, "--replace", "An older bundle may be replaced.")
+    replace: bool = option_field(False, "--replace", "Replace an existing bundle.")
     sign: PathLike | None = option_field(
         None,
         "--sign",
-        "Sign with this private key, and say what it was made of.",
+        "Private key that signs the bundle and its provenance.",
         metavar="KEY.pem",
         type=Path | None,
     )

@@ -115,11 +115,11 @@ def judge_samples(
             candidate.runner = None
         if candidate.skipped and candidate.tallies:
             notes.append(
-                f"{candidate.name}: {candidate.skipped} of {len(samples.cases)} samples lie outside the engine's"
-                " profile"
+                f"{candidate.name}: {candidate.skipped} of {len(samples.cases)} samples are outside the"
+                " engine's profile"
             )
         elif candidate.skipped:
-            candidate.unavailable = "every sample lies outside the engine's profile"
+            candidate.unavailable = "all samples are outside the engine's profile"
     outputs = dict.fromkeys(output for sample in samples.cases for output in sample.expected)
     results = [r for output in outputs for candidate in candidates for r in _output_results(output, candidate, samples)]
     missed = [*not_run, *(NotRun(c.name, c.unavailable, c.file_label) for c in candidates if c.unavailable)]
@@ -192,7 +192,7 @@ def explain_row_dependence(path: Path, samples: Samples) -> str | None:
             try:
                 alone = runner.infer({name: np.ascontiguousarray(a[row]) for name, a in sample.inputs.items()})
             except InputError as error:
-                return f"the model does not run on one row alone: {error}"
+                return f"the model does not run on a single row: {error}"
             for name, value in alone.items():
                 free = sample.free.get(name)
                 if reason := _describe_difference(
@@ -206,7 +206,7 @@ def _describe_difference(
     name: str, alone: Array, together: Array, row: slice, bound: float, free: Array | None
 ) -> str | None:
     if together.ndim == 0 or alone.shape != together[row].shape:
-        return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"
+        return f"the output {name!r} has the shape {list(together.shape)}, but {list(alone.shape)} for one row"
     if not is_floating(alone.dtype):
         same = (alone == together[row]) | (False if free is None else free[row])
         if np.all(same):

@@ -39,7 +39,7 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
         kind = str(entry.get("kind"))
         paths = [entry.get(p) for p in ("inputs", "expected", "free")]
         if broken := [str(path) for path in paths if path in damaged]:
-            notes.append(f"the sample {name!r} was not run: {broken[0]} is not what was packaged")
+            notes.append(f"the sample {name!r} was not run: {broken[0]} changed after packaging")
             continue
         given = _read_arrays(bundle, paths[0], inputs)
         expected = _read_arrays(bundle, paths[1], outputs)
@@ -49,10 +49,10 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
             free = {}
         if missing := sorted({output for output in expected if (output, kind) not in bounds}):
             raise InputError(
-                f"the manifest has no bound for {missing} in samples of kind {kind!r}; make the bundle again"
+                f"the manifest has no bound for {missing} in samples of kind {kind!r}; create the bundle again"
             )
         if wrong := [n for n, a in free.items() if n not in expected or a.shape != expected[n].shape]:
-            raise InputError(f"{paths[2]} does not fit {wrong} of {paths[1]}; make the bundle again")
+            raise InputError(f"{paths[2]} does not fit {wrong} of {paths[1]}; create the bundle again")
         cases.append(Sample(name, kind, given, expected, free))
     return Samples(tuple(cases), bounds, str(bundle.manifest.get("reference", ""))), notes
 
@@ -64,7 +64,7 @@ def _parse_ports(value: Any) -> dict[str, tuple[str, str]]:
 
 def _parse_bound(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"the bound {value!r} is none")
+        raise ValueError(f"the bound {value!r} is not a number of 0 or more")
     return float(value)
 
 
@@ -86,6 +86,6 @@ def _read_arrays(
                 kind = "nothing"
             else:
                 kind = array.dtype.name
-            raise InputError(f"{path} holds {kind} for {name!r}, the manifest says {dtype}; make the bundle again")
+            raise InputError(f"{path} has {kind} for {name!r}, but the manifest has {dtype}; create the bundle again")
         arrays[name] = array
     return arrays

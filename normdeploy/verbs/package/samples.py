@@ -199,15 +199,13 @@ def make_samples_from_file(
             if name in unsaid
         )
         notes.append(
-            f"the file does not say which sizes {', '.join(unsaid)} take: samples are made of {sizes}, as far as it"
-            " runs; --inputs FILE.npz gives yours" + (", --max-batch N the largest batch" if batch in unsaid else "")
+            f"the file does not state the sizes of {', '.join(unsaid)}: samples have {sizes}, as far as the"
+            " file runs; pass your own with --inputs FILE.npz"
+            + (", or the largest batch with --max-batch N" if batch in unsaid else "")
         )
     if guessed:
         names = ", ".join(guessed)
-        notes.append(
-            f"the file does not say which values {names} may take: the samples are standard normal ones, integers 0"
-            " and 1"
-        )
+        notes.append(f"the file does not state the values of {names}: samples are standard normal, integers 0 and 1")
     samples: list[Sample] = []
     bounds: dict[tuple[str, str], float] = {}
     with ExitStack() as stack:
@@ -218,13 +216,12 @@ def make_samples_from_file(
                 progress("samples", done, len(cases))
             feeds = case.make()
             if unsaid and not can_run(runner.infer, feeds):
-                notes.append(f"no sample at {case.name}: the file does not run there")
+                notes.append(f"no sample at {case.name}: the file does not run at these sizes")
                 continue
             expected = runner.infer(feeds)
             if done == 0 and not _are_equal(runner.infer(feeds), expected):
                 raise InputError(
-                    f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected"
-                    " of it"
+                    f"{path.name} returns different outputs for the same inputs, so no outputs can be expected"
                 )
             moved = [other.infer(perturb_feeds(feeds, unit, seed)) for seed, other in enumerate(others)]
             whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
@@ -321,9 +318,7 @@ def _at_sizes_that_run(model: ModelSignature, unsaid: Sequence[str], runner: Run
 
 def _add_sample(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
     if samples and sum(s.nbytes() for s in samples) + sample.nbytes() > LIMIT:
-        notes.append(
-            f"left out of the samples: {sample.name}, of {sample.nbytes()} bytes; all together stay below {LIMIT}"
-        )
+        notes.append(f"not in the samples: {sample.name}, of {sample.nbytes()} bytes; the total is limited to {LIMIT}")
     else:
         samples.append(sample)
 

@@ -208,8 +208,8 @@ def output_ports(proto: onnx.ModelProto) -> tuple[TritonPort, ...]:
 def _make_port(value: onnx.ValueInfoProto) -> TritonPort:
     if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
         raise GraphError(
-            f"{value.name!r} is no tensor of a stated shape, and Triton needs one; run the file through `normdeploy"
-            " optimize`"
+            f"{value.name!r} is not a tensor with a stated shape, which Triton needs; run the file through"
+            " `normdeploy optimize`"
         )
     kind = value.type.tensor_type.elem_type
     try:
@@ -219,12 +219,13 @@ def _make_port(value: onnx.ValueInfoProto) -> TritonPort:
     if dtype not in TYPES:
         called = onnx.TensorProto.DataType.Name(kind).lower()
         raise InputError(
-            f"{value.name!r} is of type {called}, and samples are plain arrays; a bundle takes {', '.join(TYPES)}"
+            f"{value.name!r} has the dtype {called}, which arrays in samples can't have; a bundle supports"
+            f" {', '.join(TYPES)}"
         )
     dims = value.type.tensor_type.shape.dim
     shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
     if any(isinstance(d, int) and d < 1 for d in shape):
-        raise InputError(f"{value.name!r} has the shape {list(shape)}, and Triton takes no dim of size 0")
+        raise InputError(f"{value.name!r} has the shape {list(shape)}, but Triton does not support dims of size 0")
     return TritonPort(value.name, dtype, shape)
 
 
@@ -256,7 +257,7 @@ def find_batch_dim(inputs: Sequence[TritonPort], outputs: Sequence[TritonPort]) 
     names = set(first.values())
     if len(names) > 1 or not isinstance(next(iter(names), None), str):
         dims = ", ".join(map(str, every))
-        return "", f"the inputs and outputs do not begin with one dynamic dim of the same name ({dims})"
+        return "", f"the inputs and outputs do not start with one dynamic dim of the same name ({dims})"
     name = str(names.pop())
     if again := [p.name for p in every if name in p.shape[1:]]:
         return "", f"the first dim {name!r} is also another dim of {again[0]!r}, so requests can't be joined along it"
@@ -327,7 +328,7 @@ def parse_config(text: str) -> Any:
     try:
         return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        raise GraphError(f"config.pbtxt can't be read: {error}") from error
+        raise GraphError(f"can't read config.pbtxt: {error}") from error
 
 
 def safe_model_name(text: str) -> str:

@@ -33,7 +33,7 @@ def check_configs(bundle: EvidenceBundle, onnx_file: Path) -> list[BundleChange]
         except NormdeployError as error:
             wrong = str(error)
         if wrong:
-            problems.append(BundleChange("config", path, "it fitted the model", wrong, True))
+            problems.append(BundleChange("config", path, "it matched the model", wrong, True))
     return problems
 
 
@@ -44,7 +44,7 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
     try:
         config = triton_config.parse_config(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        return f"it is no text: {error}"
+        return f"it is not text: {error}"
     graph = load_onnx(onnx_file, external_data=False).graph
     batched = config.max_batch_size > 0
     inputs = triton_config.make_ports(required_inputs(graph))
@@ -57,7 +57,7 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
         ports = {port.name: port for port in values}
         names = [tensor.name for tensor in stated]
         if sorted(names) != sorted(ports):
-            return f"it names {names}, the model has {list(ports)}"
+            return f"it names {names}, but the model has {list(ports)}"
         for tensor in stated:
             if wrong := _describe_port_mismatch(tensor, ports[tensor.name], batched, whole):
                 return wrong
@@ -82,12 +82,14 @@ def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched
     else:
         shape = port.shape or (1,)
     if kind is None or kind.name != triton_config.TYPES[port.dtype]:
-        return f"it says that {tensor.name!r} is {kind.name if kind else tensor.data_type}, the model has {port.dtype}"
+        return (
+            f"it declares {tensor.name!r} as {kind.name if kind else tensor.data_type}, but the model has {port.dtype}"
+        )
     if batched and (not port.shape or isinstance(port.shape[0], int)):
-        return f"it lets Triton join requests along the first dim of {tensor.name!r}, the model has {port}"
+        return f"it lets Triton join requests along the first dim of {tensor.name!r}, but the model has {port}"
     known = [n if isinstance(n, int) else -1 if exact else d for n, d in zip(shape, dims, strict=False)]
     if len(dims) != len(shape) or known != dims:
-        return f"it says that {tensor.name!r} has the dims {dims}, the model has {port}"
+        return f"it declares {tensor.name!r} with the dims {dims}, but the model has {port}"
     return ""
 
 
@@ -115,5 +117,5 @@ def _describe_missing_file(bundle: EvidenceBundle, folder: PurePosixPath, config
             else:
                 needed = 0
             if size != needed:
-                return f"the warm-up data {pair.value.input_data_file!r} has {size} bytes, its dims need {needed}"
+                return f"the warm-up data {pair.value.input_data_file!r} has {size} bytes, but its dims need {needed}"
     return ""

@@ -137,11 +137,13 @@ def recheck(
     judgement = None
     notes = list[str]()
     if keys:
-        notes.append("every file is as a trusted key has signed it")
+        notes.append("a trusted key signed every file, and none changed since")
     elif by := list_signers(bundle.root):
-        notes.append(f"it says that {', '.join(by)} has signed it, which was not verified; --trust PUBLIC.pem does")
+        notes.append(
+            f"the bundle names {', '.join(by)} as its signer, which was not verified; verify it with --trust PUBLIC.pem"
+        )
     if path is None:
-        changes += compare_outputs(before, None, "the ONNX file is not there")
+        changes += compare_outputs(before, None, "the ONNX file is missing")
     else:
         changes += check_configs(bundle, path)
         judgement, more, told = _compare_results(bundle, path, before, known, damaged, progress)
@@ -220,7 +222,7 @@ def _file_digest(file: Path) -> str:
     try:
         return hash_file(file)
     except OSError as error:
-        return f"it can't be read: {error.strerror}"
+        return f"can't be read: {error.strerror}"
 
 
 def _compare_versions(before: Mapping[str, str]) -> list[BundleChange]:
@@ -252,19 +254,19 @@ def _compare_results(
     engines = []
     for entry in bundle.read_part("engines", lambda value: [str(e["path"]) for e in value]):
         if entry in damaged:
-            notes.append(f"{entry} is not what was packaged and was not run")
+            notes.append(f"{entry} changed after packaging and was not run")
         else:
             engines.append(bundle.file_path(entry))
     if not samples.cases:
-        return None, compare_outputs(before, None, "no sample is as it was packaged"), notes
+        return None, compare_outputs(before, None, "all samples changed after packaging"), notes
     trusted = {bundle.root / name for name in known.keys() - damaged}
     strange = [cache for e in engines if os.path.lexists(cache := default_cache_path(e)) and cache not in trusted]
-    notes += [f"{cache.name} is not what was packaged, and no runtime cache was read" for cache in strange]
+    notes += [f"{cache.name} changed after packaging, so no runtime cache was read" for cache in strange]
     try:
         judgement = judge_samples(path, engines, samples, runtime_cache=False if strange else None, progress=progress)
     except (GraphError, InputError) as error:
         return None, [BundleChange("result", path.name, "it ran", str(error), True)], notes
-    return judgement, compare_outputs(before, judgement, "it has no such output any more"), notes
+    return judgement, compare_outputs(before, judgement, "the output no longer exists"), notes
 
 
 @dataclass(frozen=True)

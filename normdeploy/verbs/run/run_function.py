@@ -103,7 +103,7 @@ def open_runner(call: RunnerCall) -> LiveRunner:
     # ``take_fields_as_arguments`` has saved a model in memory as a file.
     path = cast(PathLike, call.path)
     if call.provider not in (None, *PROVIDERS):
-        raise InputError(f"there is no provider {call.provider!r}; choose one of {', '.join(PROVIDERS)}")
+        raise InputError(f"unknown provider {call.provider!r}; choose one of {', '.join(PROVIDERS)}")
     if call.device < 0:
         raise InputError(f"the device is {call.device}; GPUs are counted from 0")
     if call.runner is not None:
@@ -111,16 +111,16 @@ def open_runner(call: RunnerCall) -> LiveRunner:
     if is_engine(path):
         return _open_engine(path, call)
     if call.weight_budget is not None:
-        raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
+        raise InputError(f"{os.fspath(path)!r} is not an engine and does not stream weights; omit weight_budget")
     if call.runtime_cache:
-        raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
+        raise InputError(f"{os.fspath(path)!r} is not an engine and has no runtime cache; omit runtime_cache")
     if call.profile_index is not None:
         raise InputError(
-            f"{os.fspath(path)!r} is no engine and has no profile {call.profile_index}; leave profile_index out"
+            f"{os.fspath(path)!r} is not an engine and has no profile {call.profile_index}; omit profile_index"
         )
     if call.provider != "cuda" and (call.stream is not None or call.cuda_graph or call.device):
         raise InputError(
-            "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
+            "device, stream and cuda_graph apply to a GPU, but an ONNX file runs on the CPU; add provider='cuda'"
         )
     require_terminating_file(path)
     return SessionRunner(path, call.provider or "cpu", call.device, call.stream, call.cuda_graph, call.threads)
@@ -129,8 +129,7 @@ def open_runner(call: RunnerCall) -> LiveRunner:
 def _open_engine(path: PathLike, call: RunnerCall) -> LiveRunner:
     if call.provider == "cpu":
         raise InputError(
-            f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider"
-            " out"
+            f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; omit the provider"
         )
     from ...runtimes.engine_runner import EngineRunner
 
@@ -142,11 +141,11 @@ def _open_engine(path: PathLike, call: RunnerCall) -> LiveRunner:
 def _open_third_party_runner(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
     require_runtime(runner)
     if is_engine(path):
-        raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
+        raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; omit the runner {runner!r}")
     if is_elsewhere:
         raise InputError(
-            "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
-            f" TensorRT's, and the runner is {runner!r}; leave them out"
+            "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget apply to"
+            f" onnxruntime and TensorRT, but the runner is {runner!r}; omit them"
         )
     require_terminating_file(path)
     return ThirdPartyRunner(runner, path)
@@ -178,9 +177,9 @@ def run(call: RunCall) -> Inference:
     inputs = call.inputs
     output = call.output
     if call.stated_inputs and inputs is not None:
-        raise InputError("inputs are given as arrays and described as well; leave one of the two out")
+        raise InputError("inputs are passed as arrays and also described; omit one of them")
     if call.stated_inputs and is_engine(source):
-        raise InputError(f"{os.fspath(source)!r} is an engine; its inputs can't be described: give arrays")
+        raise InputError(f"{os.fspath(source)!r} is an engine, whose inputs can't be described; pass arrays")
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _require_distinct(
@@ -257,9 +256,9 @@ def parse_sizes(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     for text in texts:
         name, _, size = text.rpartition("=")
         if not name or not size.isdecimal() or int(size) < 1:
-            raise InputError(f"the size {text!r} can't be read; write name=size, such as batch=8")
+            raise InputError(f"can't read the size {text!r}; write name=size, such as batch=8")
         if sizes.setdefault(name, int(size)) != int(size):
-            raise InputError(f"the dim {name!r} is given the sizes {sizes[name]} and {size}; give it one")
+            raise InputError(f"the dim {name!r} has two sizes, {sizes[name]} and {size}; pass one")
     return sizes
 
 
@@ -267,8 +266,8 @@ def _require_distinct(target: Path, sources: list[PathLike]) -> None:
     for source in sources:
         if os.path.realpath(source) == os.fspath(target):
             raise InputError(
-                f"the output {target.name!r} is the input {os.fspath(source)!r}, which would be lost; give another name"
-                " with -o"
+                f"the output {target.name!r} would overwrite the input {os.fspath(source)!r}; choose another"
+                " name with -o"
             )
 
 
@@ -370,12 +369,12 @@ def generate_feeds(
     notes = []
     if guessed:
         notes.append(
-            f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
+            f"the file does not state the values of {', '.join(guessed)}: generated values are standard normal,"
             " integers 0 and 1"
         )
     if unsaid:
         listed = ", ".join(f"{name}={taken[name]}" for name in unsaid)
-        notes.append(f"the file does not say which sizes {', '.join(unsaid)} take: {listed} was taken")
+        notes.append(f"the file does not state the sizes of {', '.join(unsaid)}: {listed} was used")
     return generate_at_sizes(taken), notes
 
 

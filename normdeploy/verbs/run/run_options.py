@@ -26,28 +26,29 @@ class RunOptions:
     stated_inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
-        " Repeatable.",
+        r'Input as NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; with sizes, "ids:int64\[n,s]{0:999}". Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )
-    provider: str | None = option_field(None, "--provider", "cpu or cuda, for an ONNX file; an engine runs on a GPU.")
-    device: int = option_field(0, "--device", "Which GPU.", minimum=0)
+    provider: str | None = option_field(
+        None, "--provider", "Device for an ONNX file: cpu or cuda. Engines always run on a GPU."
+    )
+    device: int = option_field(0, "--device", "GPU to run on.", minimum=0)
     profile_index: int | None = option_field(
         None,
         "--profile-index",
-        "Which profile of an engine, from 0 on; without it the first that holds the shapes.",
+        "Engine profile to use, counted from 0. Default: the first that fits the shapes.",
         minimum=0,
     )
-    seed: int = option_field(0, "--seed", "Of the generated inputs.", minimum=0)
+    seed: int = option_field(0, "--seed", "Seed of the generated inputs.", minimum=0)
     runner: str | None = option_field(
-        None, "--runner", "A runtime that an installed package brings; not onnxruntime.", metavar="NAME"
+        None, "--runner", "Runtime of an installed package, instead of onnxruntime.", metavar="NAME"
     )
     runtime_cache: Any = option_field(
         None,
         "--runtime-cache",
-        "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without it that"
-        " is read.",
+        "keep: store kernels that TensorRT-RTX compiles for this GPU next to FILE; off: do not read stored"
+        " kernels. Default: read only.",
         metavar="MODE",
         type=RuntimeCache | None,
         read=_keeps_runtime_cache,
@@ -55,7 +56,7 @@ class RunOptions:
     weight_budget: int | None = option_field(
         None,
         "--weight-budget",
-        "How much of an engine's streamed weights stays on the GPU.",
+        "Bytes of an engine's streamed weights to keep on the GPU.",
         metavar="BYTES",
         minimum=0,
     )

@@ -139,4 +139,4 @@ def describe_unseen_sizes(
                 seen[f"{dim}={judged.opt}"] = None
     if not seen:
         return []
-    return [f"at {', '.join(seen)} only; {label} takes other sizes there, which the model as given does not"]
+    return [f"at {', '.join(seen)} only; {label} accepts other sizes, which the model as passed does not"]

@@ -56,7 +56,7 @@ def open_files_of_model(
         {os.path.realpath(p): p for p in (Path(f.path if isinstance(f, Engine) else f) for f in files)}.values()
     )
     if not paths:
-        raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
+        raise InputError("no file to compare with the model; pass an ONNX file or an engine")
     called = [p.name for p in paths]
     given = parse_map(names or (), model)
     every = [inspect_file(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
@@ -98,14 +98,14 @@ def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[Co
     """Return a quantized file with its error budget, and a note that explains the budget."""
     if inside := unexpandable_ops(proto):
         return subject, (
-            f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
-            " a metric: --metric 'cosine>=0.99'"
+            f"{subject.label} is quantized by {', '.join(inside)}, for which there is no error budget; pass a"
+            " metric: --metric 'cosine>=0.99'"
         )
     calibrated, altered = _calibrated_tensors(proto)
     budget = StepBudget(subject, calibrated, altered)
     return replace(subject, steps=budget, elsewhere=read_recorded_runtime(proto) in TENSORRT), (
-        f"{subject.label} is quantized: the default rule allows what half a step of each scale in it does to the"
-        " outputs, on inputs that are finite and of the usual size"
+        f"{subject.label} is quantized: the default rule allows the effect on the outputs of half a step of"
+        " each scale, on finite inputs of usual size"
     )
 
 
@@ -121,8 +121,9 @@ def _calibrated_tensors(proto: onnx.ModelProto) -> tuple[list[str], str]:
         ends = now.get(name)
         if ends is not None and not np.allclose(ends, (low, high), rtol=_SAME_RANGE, atol=0):
             return [], (
-                f"the range of {name!r} is {ends[0]:.4g} to {ends[1]:.4g}, and the file records that calibration gave"
-                f" {low:.4g} to {high:.4g}: its scale or zero point was changed since; quantize the model again"
+                f"the range of {name!r} is {ends[0]:.4g} to {ends[1]:.4g}, but the file records {low:.4g} to"
+                f" {high:.4g} from calibration: its scale or zero point was changed later; quantize the model"
+                " again"
             )
     return [name for name in record if name in now], ""
 

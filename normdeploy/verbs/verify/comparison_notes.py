@@ -40,9 +40,9 @@ def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
         else:
             parts = []
         if computed:
-            parts += [f"{len(computed)} computed, like none of the model's ({_list_weights(computed)})"]
+            parts += [f"{len(computed)} computed, unlike any of the model's ({_list_weights(computed)})"]
         if parts:
-            notes.append(f"{file}: weights that are no parameter as it stands: {'; '.join(parts)}")
+            notes.append(f"{file}: weights not copied from a parameter: {'; '.join(parts)}")
     return notes
 
 
@@ -79,17 +79,17 @@ def collect_notes(
         if precision and trial.candidates:
             files = ", ".join(dict.fromkeys(c.file_label for c in trial.candidates))
             notes.append(
-                f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded"
-                " to it"
+                f"{files}: in half precision; {trial.eager.name} also ran in {FLOATS[precision]}, on inputs"
+                " rounded to it"
             )
         notes += trial.notes
         for candidate in trial.candidates:
             if candidate.skipped and candidate.ran:
                 of = f"{candidate.skipped} of {len(trial.answers)} cases"
-                notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
+                notes.append(f"{candidate.name}: {of} are outside the engine's profile and were not run")
     notes += [
-        f"{runtime_label(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
-        f" {r.default_reason or r.reason}; what a file gives at elements that are not finite there is not judged"
+        f"{runtime_label(r.runtime)} itself exceeds the range of {r.dtype}, {r.case}: {r.output} is"
+        f" {r.default_reason or r.reason}; a file's outputs are not judged at these non-finite elements"
         for r in results
         if r.runtime in OWN and r.by_default == "fail" and (r.default_reason or r.reason)
     ]
@@ -99,7 +99,7 @@ def collect_notes(
     notes += [c.without for c in candidates if c.without]
     made = {r.file for r in results if r.runtime not in OWN}
     for file in dict.fromkeys(c.file_label for c in candidates if c.file_label not in made):
-        notes.append(f"no runtime could be run on {file}: nothing is shown about it")
+        notes.append(f"no runtime could run {file}: nothing is known about it")
     return notes
 
 
@@ -111,9 +111,9 @@ def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputRe
     """
     failed = {r.file for r in results if r.runtime == STEPWISE and not r}
     return [
-        f"{s.label} computes {_quote_names(s.computing.lowered)} in half precision, and the rest wider. "
-        "onnxruntime's CPU"
-        " provider runs such nodes in float32, other runtimes do not: take these nodes out of half precision"
+        f"{s.label} computes {_quote_names(s.computing.lowered)} in half precision, and the rest in wider"
+        " types. onnxruntime's CPU provider runs such nodes in float32, but other runtimes do not: take these"
+        " nodes out of half precision"
         for s in subjects
         if s.label in failed and s.computing.lowered
     ]
@@ -135,10 +135,9 @@ def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[
         read = [node.input[0] for node in graph.node if node.op_type == "Cast" and node.input[0] in codes]
         if read:
             notes.append(
-                f"{subject.label} holds integer weights that a Cast reads ({_quote_names(read)}). It was judged "
-                "as if it"
-                " were not quantized. Written with DequantizeLinear it is judged by the steps of its scales; or give a"
-                " metric, such as --metric 'cosine>=0.99'"
+                f"{subject.label} has integer weights that a Cast reads ({_quote_names(read)}). It was judged"
+                " as if it were not quantized. With DequantizeLinear instead, it is judged by the steps of its"
+                " scales; or pass a metric, such as --metric 'cosine>=0.99'"
             )
     return notes
 
@@ -151,8 +150,8 @@ def note_other_forms(subjects: Sequence[ComparedFile], results: Sequence[OutputR
     """
     failed = {r.file for r in results if r.runtime in NAMES and not r}
     return [
-        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"
-        " those with the smallest errors"
+        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate"
+        " writes the most accurate forms"
         for s in subjects
         if s.label in failed
         and read_record(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"

@@ -70,8 +70,8 @@ class ComparisonSettings:
             require_runtime(name)
         if options.labels is not None and options.dataset is None:
             raise InputError(
-                f"the labels {options.labels!r} are a part of a dataset, and none is given; give it with --dataset, or"
-                " leave them out"
+                f"the labels {options.labels!r} are part of a dataset, but no dataset was passed; pass it with"
+                " --dataset, or omit the labels"
             )
         # The labels that a policy file names apply only to metrics that need labels.
         if options.labels is None and rules.labeled_metrics:

@@ -151,26 +151,25 @@ class BudgetClock:
         if self.cases:
             yield f"the references took {self.seconds / 2:g} s of processor time, so not run: {_list_cases(self.cases)}"
         for runtime, cases in self.unrun.items():
-            yield f"{runtime} was not run, for want of time, on {_list_cases(cases)}"
+            yield f"{runtime} was not run, for lack of time, on {_list_cases(cases)}"
         for label, count in self.weights.items():
-            yield f"{label}: {count} weights were not traced to the model for want of time"
+            yield f"{label}: {count} weights were not traced to the model for lack of time"
         for label, count in self.drift.items():
-            yield f"drift of {label}: {count} tensors were not looked at for want of time"
+            yield f"drift of {label}: {count} tensors were not compared for lack of time"
         if self.undecided:
             yield (
-                "fewer roundings were drawn than decide, for want of time, on "
-                f"{_list_cases(self.undecided)}: what fails"
-                " there may pass with more"
+                f"too few roundings were drawn, for lack of time, to decide on {_list_cases(self.undecided)}:"
+                " failures there may pass with more draws"
             )
         for label in self.blamed:
             yield (
-                f"{label}: which of onnxruntime's optimizers is to blame was not found in the time that the comparison"
-                " took; disabled_optimizers of its sessions leaves some out"
+                f"{label}: the time limit ended the search for the responsible optimizer of onnxruntime;"
+                " disabled_optimizers of its sessions turns some off"
             )
         if self.module:
-            yield f"the module itself was not run beside its trace, for want of time, on {_list_cases(self.module)}"
+            yield f"the module itself was not compared with its trace, for lack of time, on {_list_cases(self.module)}"
         if self.has_left_out:
-            yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
+            yield f"the comparison is limited to {self.seconds:g} s of processor time; --max-seconds raises the limit"
 
     def describe_limits(self) -> Iterable[str]:
         """Describe the limit of the verdict if work was left out.
@@ -179,7 +178,7 @@ class BudgetClock:
             a phrase that follows "verified".
         """
         if self.has_left_out:
-            yield f"as far as {self.seconds:g} s go"
+            yield f"within {self.seconds:g} s"
 
     def _spent_seconds(self) -> float:
         return processor_time() - self.begun
@@ -368,8 +367,7 @@ def drop_large_cases(
     some = [*left_out][:_NAMED]
     more = len(left_out) - _NAMED
     return kept, [
-        f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r}, with"
-        f" what is held beside it, would take as much as {elements:,} elements, and {budget.memory:,} bytes suffice for"
-        f" {budget.most_elements:,};"
-        " --max-memory raises that"
+        f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r},"
+        f" with the tensors held at the same time, would need up to {elements:,} elements, but"
+        f" {budget.memory:,} bytes hold only {budget.most_elements:,}; --max-memory raises the limit"
     ]

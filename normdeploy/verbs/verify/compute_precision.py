@@ -93,7 +93,7 @@ def _inline_foreign_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_selected_functions(proto, foreign)
     except Exception as error:
-        raise GraphError(f"a function of the file can't be written out: {' '.join(str(error).split())}") from error
+        raise GraphError(f"can't inline a function of the file: {' '.join(str(error).split())}") from error
 
 
 def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:

@@ -50,8 +50,8 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
             some = list_some([f"{value:g} of {node!r}" for node, value in foreign.items()], _NAMED)
             near = ", ".join(f"{value:g}" for value in known[:_NAMED])
             notes.append(
-                f"{subject.label}: the epsilon {some} is none of the model's ({near}). Outputs may not show it:"
-                " compare it with the model's source"
+                f"{subject.label}: the epsilon {some} is not one of the model's ({near}). The outputs may not"
+                " show it: compare it with the model's source"
             )
     return notes
 

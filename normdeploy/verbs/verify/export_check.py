@@ -77,7 +77,7 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
         return ExpectedOutputs(())
     parameters = sum(value.numel() for value in model.program.state_dict.values())
     if parameters > _MOST_PARAMETERS:
-        return ExpectedOutputs((), reason=f"it has {parameters} parameters, and {_MOST_PARAMETERS} at most are run")
+        return ExpectedOutputs((), reason=f"it has {parameters} parameters, more than the limit of {_MOST_PARAMETERS}")
     runs = list[ReferenceRun]()
     reason: str | None = None
     with EagerRunner(model) as runner:
@@ -141,8 +141,8 @@ def require_expected_outputs(
             continue
         if len(values) != len(run.outputs):
             raise ExportError(
-                f"the file would have {len(values)} outputs and the model has {len(run.outputs)}, so nothing is"
-                " written; --no-check (from Python check=False) writes it"
+                f"the file would have {len(values)} outputs, but the model has {len(run.outputs)}, so nothing"
+                " was written; --no-check (in Python check=False) writes the file"
             )
         given = dict(zip(run.outputs, values, strict=True))
         if not _describe_difference(run, given, wanted.relative, {}):
@@ -152,7 +152,7 @@ def require_expected_outputs(
             moved = _measure_rounding(model, run, wanted.unit)
         except NormdeployError as error:
             notes.append(
-                _unchecked_note(f"outputs differ at {run.sizes}, and what rounding explains is not known: {error}")
+                _unchecked_note(f"outputs differ at {run.sizes}, and the effect of rounding is unknown: {error}")
             )
             continue
         message = _describe_difference(run, given, wanted.relative, moved)
@@ -161,22 +161,21 @@ def require_expected_outputs(
             values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
             if not _describe_difference(run, dict(zip(run.outputs, values, strict=True)), wanted.relative, moved):
                 notes.append(
-                    f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file gives what"
-                    " PyTorch gives"
+                    f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file matches PyTorch"
                 )
                 continue
         if message:
             raise ExportError(
-                "the file would be wrong, and nothing is written. Run in onnxruntime and in PyTorch on random inputs"
-                f" at {run.sizes}, {message}. Either an operator was exported as another function, or onnxruntime"
-                " rounds it more than PyTorch does: --no-check (from Python check=False) writes the file, then"
-                " `normdeploy bisect MODEL FILE` names the node"
+                "the file would be wrong, so nothing was written. Run in onnxruntime and in PyTorch on random"
+                f" inputs at {run.sizes}, {message}. Either an operator was exported as another function, or"
+                " onnxruntime rounds it more than PyTorch does: --no-check (in Python check=False) writes the"
+                " file, then `normdeploy bisect MODEL FILE` names the node"
             )
     return notes
 
 
 def _unchecked_note(reason: str) -> str:
-    return f"the file was not checked beside PyTorch: {reason}"
+    return f"the file was not compared with PyTorch: {reason}"
 
 
 def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str, int]]]:
@@ -233,8 +232,8 @@ def _describe_difference(
             else:
                 at = ""
             return (
-                f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than"
-                f" rounding, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in PyTorch,"
-                f" apart {worst.error:.1g} where rounding explains {worst.allowed:.1g}"
+                f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than rounding"
+                f" explains, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in"
+                f" PyTorch; the error is {worst.error:.1g}, allowed {worst.allowed:.1g}"
             )
     return None

@@ -34,5 +34,5 @@ def find_failing_integers(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> s
             continue
         beyond = sorted(value for value in shared if not min(others) <= value <= max(others))
         if 0 < len(beyond) <= _MOST_VALUES:
-            return f"only where {name!r} has {' and '.join(map(str, beyond))}, which no input that passes has"
+            return f"only when {name!r} contains {' and '.join(map(str, beyond))}, which no passing input contains"
     return None

@@ -134,32 +134,28 @@ def compare_files(
     _require_deterministic(model)
     if dataset and not rules:
         raise InputError(
-            "a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs"
-            " instead"
+            "a dataset needs rules to judge the file by, but none were passed; pass a metric or a tolerance,"
+            " or inputs instead"
         )
     labelled = any(case.labels is not None for case in dataset)
     if rules.labeled_metrics and not labelled:
         raise InputError(
-            f"{rules.labeled_metrics[0]} is measured against labels, and there are none; give a dataset, and "
-            "the name of its"
+            f"{rules.labeled_metrics[0]} needs labels, but there are none; pass a dataset, and the name of its"
             " labels with --labels"
         )
     if labelled and not rules.labeled_metrics:
         raise InputError(
-            "labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the"
-            " labels out"
+            "labels were passed, but no metric uses them; pass one, such as accuracy_drop:0.01, or omit the labels"
         )
     if drift and isinstance(model, FileModel):
-        raise InputError(
-            "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
-        )
+        raise InputError("drift compares the modules of a PyTorch model, but the reference is an ONNX file; omit it")
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     every, unreadable = _split_readable(every)
     compared, notes = open_files_of_model(model, every, names)
     plan = plan_inputs(model, compared, seeds, own, most, budget)
     cases = (*plan.cases, *dataset)
     if not plan.cases:
-        raise InputError("there is nothing to compare on; give at least one seed or input")
+        raise InputError("nothing to compare on; pass at least one seed or input")
     candidates, not_run = make_candidates(compared, runners)
     trials = _run_trials(model, candidates, compared, cases, rules, clock, tell)
     empty = _find_empty_outputs(model, trials)
@@ -170,7 +166,7 @@ def compare_files(
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
         *plan.too_large,
-        *(f"{output} has no element at any input: its shape alone was compared" for output in empty),
+        *(f"{output} has no elements at any input: only its shape was compared" for output in empty),
         *collect_notes(trials, candidates, results),
         *note_half_nodes(compared, results),
         *note_unbudgeted_weights(compared, results),
@@ -250,8 +246,8 @@ def _require_deterministic(model: Original) -> None:
         draws = random_nodes_of_file(model.proto)
     if draws:
         raise InputError(
-            f"the model can't be verified: it draws random numbers ({', '.join(draws)}); make the noise an input of"
-            " the model, or verify the part without it"
+            f"the model can't be verified, because it draws random numbers ({', '.join(draws)}); make the noise"
+            " an input of the model, or verify the part without it"
         )
 
 
@@ -265,8 +261,8 @@ def _find_empty_outputs(model: Original, trials: Mapping[str, PrecisionTrial]) -
     empty = [output for output in model.outputs if not any(answer.reference[output].size for answer in answers)]
     if empty and len(empty) == len(model.outputs):
         raise InputError(
-            f"no output has an element at any input ({', '.join(empty[:_NAMED])}), so there is nothing to compare; give"
-            " sizes above 0"
+            f"no output has elements at any input ({', '.join(empty[:_NAMED])}), so there is nothing to"
+            " compare; pass sizes above 0"
         )
     return empty
 
@@ -369,12 +365,12 @@ def _measure_drifts(
     notes = list[str]()
     for subject in compared:
         if subject.runtime:
-            notes.append(f"no drift of {subject.label}: an engine can't be looked into")
+            notes.append(f"no drift of {subject.label}: the inner tensors of an engine can't be read")
             continue
         failed = [r.case for r in results if r.file == subject.label and not r]
         answers = trials[subject.precision].answers
         answer = next((a for a in answers if a.case.name in failed), answers[0])
         seen, more = measure_file_drift(model, subject, answer.feeds, subject.precision, tell, clock)
         points += seen
-        notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
+        notes += [f"drift of {subject.label}: measured at {answer.case.name}", *more]
     return points, notes

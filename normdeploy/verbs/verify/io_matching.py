@@ -154,12 +154,12 @@ def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
     names: dict[str, str] = {}
     for theirs, ours in (_parse_pair(pair, known) if isinstance(pair, str) else pair for pair in list_pairs(given)):
         if ours not in known:
-            ends = f"it takes {[spec.name for spec in model.inputs]} and gives {list(model.outputs)}"
+            ends = f"it has the inputs {[spec.name for spec in model.inputs]} and the outputs {list(model.outputs)}"
             raise InputError(
-                f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {ends}"
+                f"the map {theirs}={ours} names {ours!r}, which is not an input or output of the model; {ends}"
             )
         if names.setdefault(theirs, ours) != ours:
-            raise InputError(f"{theirs!r} is mapped to {names[theirs]!r} and to {ours!r}; give it one")
+            raise InputError(f"{theirs!r} is mapped to both {names[theirs]!r} and {ours!r}; pass one")
     return names
 
 
@@ -167,8 +167,7 @@ def _parse_pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     places = [i for i, letter in enumerate(text) if letter == "=" and 0 < i < len(text) - 1]
     if not places:
         raise InputError(
-            f"the map {text!r} can't be read; write THEIRS=OURS, the file's name first and the model's second:"
-            " input.1=x"
+            f"can't read the map {text!r}; write THEIRS=OURS, first the file's name, then the model's: input.1=x"
         )
     place = next((i for i in places if text[i + 1 :] in known), places[0])
     return text[:place], text[place + 1 :]
@@ -197,13 +196,14 @@ def require_used_names(names: Mapping[str, str], model: ModelSignature, held: Ma
         if file is None:
             files = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
             raise InputError(
-                f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {files}"
+                f"the map {theirs}={ours} names {theirs!r}, which is not an input or output of any file: {files}"
             )
         side = int(theirs in held[file][1])
         a, b = ("an output", "an input") if side else ("an input", "an output")
         raise InputError(
-            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs"
-            f" onto inputs and outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
+            f"the map {theirs}={ours} mixes inputs and outputs: {theirs!r} is {a} of {file}, but {ours!r} is"
+            f" {b} of the model; map inputs to inputs and outputs to outputs:"
+            f" {theirs}={f' or {theirs}='.join(own[side])}"
         )
 
 
@@ -241,24 +241,23 @@ def match_names(
     inputs, left = _match_ends(label, theirs[0], ours, names, ordered=ordered, inputs=True)
     if left.theirs or left.ours:
         raise InputError(
-            f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
-            f" file of this model? {_describe_unmatched(left)} are not matched by their order; name them with "
-            "--map THEIRS=OURS if"
-            f" it is{_describe_layout_change(left)}"
+            f"{label} has the inputs {[e.name for e in theirs[0]]}, but the model has {[e.name for e in ours]};"
+            f" was the file exported from this model? {_describe_unmatched(left)} do not match by order; if it"
+            f" was, name them with --map THEIRS=OURS{_describe_layout_change(left)}"
         )
     ends, rest = _match_ends(label, theirs[1], outputs, names, ordered=ordered, inputs=False)
     notes = []
     if spared:
-        notes.append(f"{label} does not take {', '.join(spared)}, which the model does not use")
+        notes.append(f"{label} does not have the inputs {', '.join(spared)}, which the model does not use")
     if told := [f"{a} is {b}" for a, b in {**inputs, **ends}.items() if names.get(a) != b]:
-        notes.append(f"{label}: names matched by their order: {', '.join(told)}")
+        notes.append(f"{label}: names matched by order: {', '.join(told)}")
     if rest.theirs:
         if rest.ours:
-            hint = f"; {[e.name for e in rest.ours]} are missing (--map THEIRS=OURS names them)"
+            hint = f"; {[e.name for e in rest.ours]} are missing (name them with --map THEIRS=OURS)"
         else:
             hint = ""
         extra = [e.name for e in rest.theirs]
-        notes.append(f"{label} has outputs that the model has not, which nothing can be compared with: {extra}{hint}")
+        notes.append(f"{label} has outputs that the model does not have, so they were not compared: {extra}{hint}")
     return NameMatch(inputs, ends, tuple(notes), frozenset(spared))
 
 
@@ -316,7 +315,7 @@ def _match_ends(
     stated = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
     if twice := [b for b in stated.values() if list(stated.values()).count(b) > 1]:
         raise InputError(
-            f"{label}: {[a for a, b in stated.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one"
+            f"{label}: {[a for a, b in stated.items() if b == twice[0]]} are all mapped to {twice[0]!r}; pass one"
         )
     same = {end.name for end in theirs if end.name in own and end.name not in stated} - set(stated.values())
     left = _UnmatchedEnds(
@@ -347,8 +346,8 @@ def _describe_layout_change(left: _UnmatchedEnds) -> str:
             turned = TensorEnd(theirs.name, ours.kind, tuple(ours.shape[axis] for axis in order))
             if theirs.is_compatible(turned):
                 return (
-                    f"; {theirs.name} looks like {ours.name}.transpose{order}, the channels {words}: `bisect --map"
-                    f" {theirs.name}={ours.name}` tells whether it is"
+                    f"; {theirs.name} looks like {ours.name}.transpose{order}, the channels {words}: check with"
+                    f" `bisect --map {theirs.name}={ours.name}`"
                 )
     return ""
 

@@ -63,7 +63,7 @@ onnxruntime.InferenceSession(sys.argv[1], options, providers=[sys.argv[2]], disa
 """
 _MODIFIED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
 
-_WHOLE = "onnxruntime's optimizer is the culprit: with it off the same file passes"
+_WHOLE = "onnxruntime's optimizer is the cause: with it off the same file passes"
 
 Passes = Callable[[Sequence[str]], bool]
 
@@ -129,8 +129,9 @@ def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wr
             return
     worst = max((theirs[r.output] for r in wrong), key=lambda r: r.max_abs_error)
     candidate.unavailable = (
-        f"not judged: the runtime is off, not the file: {model.label} itself is off there by {worst.max_abs_error:.2g}"
-        f" in {worst.output}, allowed {worst.allowed:.2g}" + (f" ({candidate.advice})" if candidate.advice else "")
+        f"not judged: the runtime is wrong, not the file: {model.label} itself is off there by"
+        f" {worst.max_abs_error:.2g} in {worst.output}, allowed {worst.allowed:.2g}"
+        + (f" ({candidate.advice})" if candidate.advice else "")
     )
 
 
@@ -150,9 +151,9 @@ def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, 
         wrong = {r.output for r in trial.candidate_results(off) if not r}
         if wrong and wrong <= right and saturates_int8_pairs():
             off.unavailable = (
-                "not judged: this processor adds pairs of uint8 · int8 products in 16 bits, where they saturate; with"
-                f" its optimizer on, and {'='.join(*EXACT_INTEGERS.items())}, onnxruntime adds them right: set both"
-                " where such a processor runs the file"
+                "not judged: this processor adds pairs of uint8 · int8 products in 16 bits, which saturate;"
+                f" with its optimizer on, and {'='.join(*EXACT_INTEGERS.items())}, onnxruntime adds them"
+                " correctly: set both when the file runs on such a processor"
             )
 
 
@@ -199,7 +200,7 @@ def blame_optimizer(
         else:
             these = "these"
         candidate.advice = (
-            f"onnxruntime's optimizer is the culprit: {', '.join(blamed)}; with {these} disabled the file passes"
+            f"onnxruntime's optimizer is the cause: {', '.join(blamed)}; with {these} disabled the file passes"
         )
     else:
         candidate.advice = _WHOLE
@@ -215,10 +216,10 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
     off = _take_over(trial, candidate, fresh, outputs)
     candidate.option = "=".join(*FLOAT_OPERANDS.items())
     candidate.without = (
-        f"{candidate.file_label}: by default {candidate.name} rounds activations to 8 bits in front of "
-        "quantized weights,"
-        f" which the file does not say, and {off.output} is off by {off.max_abs_error:.2g}, allowed {off.allowed:.2g};"
-        f" it was judged with the session option {candidate.option}: set that where the file runs"
+        f"{candidate.file_label}: by default {candidate.name} rounds activations to 8 bits before quantized"
+        f" weights, which the file does not ask for, and {off.output} is off by {off.max_abs_error:.2g},"
+        f" allowed {off.allowed:.2g}; it was judged with the session option {candidate.option}: set this option"
+        " to run the file"
     )
     return True
 
@@ -239,10 +240,9 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
         return False
     off = _take_over(trial, candidate, fresh, outputs)
     candidate.without = (
-        f"{candidate.file_label}: {candidate.name} computes with integers what the file says in floats. Biases "
-        "and sums are"
-        f" rounded otherwise, and {off.output} is off by {off.max_abs_error:.2g}. It was judged by what steps of its"
-        " activations allow, on inputs that are finite and of the usual size"
+        f"{candidate.file_label}: {candidate.name} computes with integers, but the file states floats. Biases"
+        f" and sums are rounded differently, and {off.output} is off by {off.max_abs_error:.2g}. It was judged"
+        " by the steps of its activations, on finite inputs of usual size"
     )
     return True
 

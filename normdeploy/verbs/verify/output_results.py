@@ -125,8 +125,8 @@ def judge_output(
         relative = verdict.error
     if reason and runtime not in OWN and eager[kind].broken:
         reason += (
-            f"; {own} fails here too ({eager[kind].broken}): {runtime_label(own)} itself leaves the range of "
-            f"{tally.dtype}"
+            f"; {own} also fails here ({eager[kind].broken}): {runtime_label(own)} itself exceeds the range of"
+            f" {tally.dtype}"
         )
     return OutputResult(
         output,

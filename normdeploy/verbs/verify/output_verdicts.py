@@ -95,8 +95,8 @@ def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> Outpu
         return replace(_add_reason(result, budget.altered), verdict="fail")
     if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
         reason = (
-            f"its quantization steps alone may move this output by {result.steps:.0%} of its size, so the default"
-            " rule can't tell right from wrong: give a metric (--metric)"
+            f"its quantization steps by themselves may move this output by {result.steps:.0%} of its size, so"
+            " the default rule can't tell right from wrong: pass a metric (--metric)"
         )
         return replace(result, verdict="fail", reason=reason)
     if result:
@@ -119,6 +119,6 @@ def _describe_coarser_types(candidate: RuntimeCandidate) -> str | None:
     else:
         more = ""
     return (
-        f"{found.coarser[0]!r}{more} of the file have a type coarser than {FLOATS[found.precision]}, which it computes"
-        " in; keep them in that type, or give a metric"
+        f"{found.coarser[0]!r}{more} of the file have a coarser dtype than {FLOATS[found.precision]}, in which"
+        f" the file computes; keep them in {FLOATS[found.precision]}, or pass a metric"
     )

@@ -70,11 +70,11 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     if missing:
         raise InputError(
             f"the folder {os.fspath(call.folder)!r} has no {', '.join(missing)}, so its parts can't be verified"
-            " together; export them anew with --part all, or give a file in the folder instead of it"
+            " together; export them again with --part all, or pass one file of the folder"
         )
     if call.part not in (None, ALL_PARTS):
         raise InputError(
-            f"the part {call.part!r} was given with a folder of all parts; leave it out, or give that part's file"
+            f"the part {call.part!r} was passed with a folder of all parts; omit it, or pass that part's file"
         )
     options = as_keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
     comparisons: dict[str, Comparison] = {}
@@ -88,5 +88,5 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
             raise type(error)(f"{name}: {error}") from error
     others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
     return PartsComparison(
-        comparisons, (f"not verified, as no part has such a name: {', '.join(others)}",) if others else ()
+        comparisons, (f"not verified, because no part has this name: {', '.join(others)}",) if others else ()
     )

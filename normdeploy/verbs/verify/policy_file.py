@@ -79,7 +79,7 @@ def read_policy(path: PathLike) -> PolicyFile:
         text = raw.decode()
         content = parse_toml(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the policy {name!r} is no TOML: {error}") from error
+        raise InputError(f"the policy {name!r} is not valid TOML: {error}") from error
     return _PolicyReader(name, text).read_policy_table(content)
 
 
@@ -98,11 +98,11 @@ class _PolicyReader:
             where = ("outputs", output)
             if not isinstance(own, Mapping):
                 raise self._policy_error(
-                    where, f"is {own!r}, not a table: write [outputs.{output}] and the rules below"
+                    where, f"is {own!r}, not a table: write [outputs.{output}] and the rules below it"
                 )
             self._require_known_keys(own, _OF_OUTPUT, where)
             if not output:
-                raise self._policy_error(where, "has no name; rules for every output stand at the top of the file")
+                raise self._policy_error(where, "has no name; put rules for every output at the top of the file")
             rules[output] = self._read_rules(own, where)
         required = table.get("also-default", False)
         if not isinstance(required, bool):
@@ -133,7 +133,9 @@ class _PolicyReader:
         for text in [texts] if not isinstance(texts, list) else texts:
             rule = self._add_location((*where, "metric"), lambda text=text: parse_threshold(text))  # type: ignore[misc]
             if rules.setdefault(rule.kind, rule) != rule:
-                raise self._policy_error((*where, "metric"), f"says {rules[rule.kind]} and {rule}; give one")
+                raise self._policy_error(
+                    (*where, "metric"), f"has two values, {rules[rule.kind]} and {rule}; write one"
+                )
         return rules
 
     def _read_tolerance_pair(self, value: Any, where: tuple[str, ...]) -> Any:
@@ -158,7 +160,7 @@ class _PolicyReader:
         if unknown := [key for key in table if key not in keys]:
             raise self._policy_error(
                 (*where, unknown[0]),
-                f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}",
+                f"is not a key of {'a policy' if not where else '.'.join(where)}; choose from {', '.join(keys)}",
             )
 
     def _policy_error(self, where: tuple[str, ...], what: str) -> InputError:

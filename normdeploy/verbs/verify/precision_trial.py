@@ -133,9 +133,9 @@ class PrecisionTrial:
         self.eager.runner = None
         if not self.answers:
             raise InputError(
-                f"{runtime_label(self.eager.name)} runs on none of the inputs that were made, such as"
-                f" {' '.join(self._refused[0])}; say which sizes and values it takes with --dim and --input, or"
-                " give --inputs"
+                f"{runtime_label(self.eager.name)} fails on all generated inputs, such as"
+                f" {' '.join(self._refused[0])}; state the valid sizes and values with --dim and --input, or"
+                " pass --inputs"
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
@@ -143,8 +143,8 @@ class PrecisionTrial:
         if narrow := self._reference.describe_narrow_nodes():
             self.narrow = list_some(narrow, _NARROW)
             self.notes.append(
-                f"no float64 form: {self.narrow}; onnxruntime ran it in its own type for the reference too, so"
-                " its results may differ by the roundings of two runs"
+                f"no float64 form: {self.narrow}; onnxruntime ran it in its own dtype for the reference as"
+                " well, so its results may differ by the roundings of two runs"
             )
 
     def _has_time(self, case: InputCase) -> bool:
@@ -222,8 +222,8 @@ class PrecisionTrial:
         # Note only the first such input.
         if not self._beyond_range:
             self.notes.append(
-                f"values leave float16's range at {case.name}: {', '.join(beyond)} keeps no digit there, and some in"
-                " bfloat16, by whose roundings such inputs are judged"
+                f"values exceed float16's range at {case.name}: {', '.join(beyond)} keeps no digits there, but"
+                " keeps some in bfloat16, by whose roundings such inputs are judged"
             )
         self._beyond_range = True
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
@@ -247,12 +247,12 @@ class PrecisionTrial:
         self.candidates.append(candidate)
         candidate.measures = OutputMeasures(self.tallying.policy, self._dataset)
         if candidate.name == UNROUNDED and self.tallying.skips_step_budget(candidate):
-            candidate.unavailable = "the rules given decide on the file as it rounds"
+            candidate.unavailable = "your rules decide on the file as it rounds"
             return
         self._run_cases(candidate, bounded=True)
         if candidate.skipped and not candidate.tallies:
             candidate.unavailable = (
-                "every case lies outside the engine's profile; build it for the sizes that the model takes"
+                "all cases are outside the engine's profile; build it for the sizes that the model accepts"
             )
         candidate.runner = None
 

@@ -211,8 +211,8 @@ class StepBudget:
         reached = sorted(self.list_saturations(), key=lambda s: -s.beyond)
         named = "; ".join(map(str, reached[:1])) + (f"; {len(reached) - 1} more" if len(reached) > 1 else "")
         return (
-            f"{label}: {len(self.cut)} of {len(self._cases)} inputs lie beyond the calibrated ranges ({named}). What is"
-            " cut off there is not judged; give inputs that the model will meet (--inputs), or a metric"
+            f"{label}: {len(self.cut)} of {len(self._cases)} inputs exceed the calibrated ranges ({named})."
+            " Clipped values are not judged; pass inputs that the model will see (--inputs), or a metric"
         )
 
     def relative_error(self, output: str) -> float | None:
@@ -241,7 +241,7 @@ class StepBudget:
         Returns:
             a reason, or None if the numbers alone explain it.
         """
-        altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
+        altered = "a weight, a scale or a zero point differs from the model's (bisect finds it)"
         clipped = sorted(self.list_saturations(), key=lambda s: -s.beyond)
         if clipped:
             named = "; ".join(map(str, clipped[:_NAMED]))
@@ -249,10 +249,10 @@ class StepBudget:
                 more = f"; {len(clipped) - _NAMED} more saturate"
             else:
                 more = ""
-            advice = "calibrate on inputs like these, or give inputs like those of the calibration"
+            advice = "calibrate on inputs like these, or pass inputs like the calibration samples"
             return f"{named}{more}; {advice}" + (f"; or {altered}" if runtime == UNROUNDED else "")
         if runtime == UNROUNDED:
-            return f"no rounding of activations is in this: {altered}"
+            return f"activations are not rounded in this run, so {altered}"
         return None
 
 

@@ -55,10 +55,10 @@ def load_original(
         or is_ort_session(source)
         or (path is not None and _is_used_as_model(path, files))
     ):
-        refuse_examples(args, kwargs, "an ONNX model as the reference; leave them out")
+        refuse_examples(args, kwargs, "an ONNX model as the reference; omit them")
         if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
             raise InputError(
-                f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out"
+                f"{', '.join(given)}: applies to a PyTorch model, but the reference is an ONNX model; omit it"
             )
         return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
     return load_judged_model(source, files, args, kwargs, loading)
@@ -139,11 +139,12 @@ def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywor
             (file for file in files if os.path.isfile(file) and not is_onnx_file(file) and not is_engine(file)), None
         )
         if model is not None:
-            order = f"give {os.fspath(model)!r} first and it second"
+            order = f"pass {os.fspath(model)!r} first and the ONNX file second"
         else:
-            order = "give that first, and this file behind it"
+            order = "pass the model first, then this file"
         raise InputError(
-            f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}"
+            f"{os.fspath(source)!r} is an ONNX file, but the PyTorch model that it was exported from is"
+            f" expected; {order}"
         )
     refused = None
     notes = []

@@ -313,14 +313,13 @@ class _OwnPrecisionRunner(HeldRunner):
             again = self._run_model(feeds)
             if any(value.tobytes() != again[name].tobytes() for name, value in outputs.items()):
                 raise InputError(
-                    f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
-                    " compared"
+                    f"{self._model.label} returns different outputs for the same inputs, so they can't be compared"
                 )
         return outputs
 
     def _run_model(self, feeds: Arrays) -> RunResult:
         if self._half is None and self._model.session is not None:
-            return run_session(self._model.session, feeds, "the session that was given")
+            return run_session(self._model.session, feeds, "the session that was passed")
         if self._runner is not None:
             return self._runner.infer(feeds)
         try:
@@ -365,9 +364,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         session = source
         given = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
         if given is None:
-            raise GraphError(
-                "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
-            )
+            raise GraphError("the session does not contain its model; pass the ONNX file or the ModelProto")
         if isinstance(given, str):
             source = given
         else:
@@ -385,13 +382,13 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     for v in proto.graph.output:
         if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
             raise InputError(
-                f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's"
-                " outputs"
+                f"{label}: the output {v.name!r} is not a tensor, so it can't be compared; remove it from the"
+                " file's outputs"
             )
         if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
             raise InputError(
-                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores"
-                " that they are made from as the file's output, or leave it out"
+                f"{label}: the output {v.name!r} is a tensor of strings, so it can't be compared; make the"
+                " index or the scores behind it an output of the file, or remove it"
             )
         outputs.append(v.name)
     model = FileModel(
@@ -441,11 +438,11 @@ def _describe_guesses(model: FileModel, found: FileInputs) -> Iterator[str]:
     if found.guessed:
         largest = max(model.named_dims[name].max for name in found.guessed)
         yield (
-            f"{model.label} does not say which sizes {', '.join(found.guessed)} take: 1 to {largest} were tried; --dim"
-            " NAME=MIN:OPT:MAX says it"
+            f"{model.label} does not state the sizes of {', '.join(found.guessed)}: 1 to {largest} were tried;"
+            " state them with --dim NAME=MIN:OPT:MAX"
         )
     if found.open:
         yield (
-            f"{model.label} does not say which values {', '.join(found.open)} take: mostly 0 and 1 were given;"
-            " --input or --inputs says it"
+            f"{model.label} does not state the values of {', '.join(found.open)}: mostly 0 and 1 were used;"
+            " state them with --input or --inputs"
         )

@@ -111,9 +111,11 @@ class RuleMeasure:
         if value is None:
             self._record_failure(case, "there is no such output")
         elif value.shape != reference.shape:
-            self._record_failure(case, f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
+            self._record_failure(
+                case, f"its shape is {list(value.shape)}, but the reference has {list(reference.shape)}"
+            )
         elif value.dtype.kind in "OSU":
-            self._record_failure(case, f"it is strings, the reference is {dtype}")
+            self._record_failure(case, f"it is a tensor of strings, but the reference is {dtype}")
         elif not self._broken and value.size:
             self._seen = True
             with np.errstate(all="ignore"):
@@ -126,7 +128,7 @@ class RuleMeasure:
             the verdict; failed if no input was added.
         """
         if not self._broken and not self._seen:
-            self._record_failure("", "it was run on no input on which this is judged")
+            self._record_failure("", "the rule applies to no input that was run")
         if not self._broken:
             return self._measured_verdict()
         verdict = self._make_verdict(float("nan"), self._least_value(), passes=False, case=self._case)
@@ -178,7 +180,7 @@ class _ToleranceMeasure(RuleMeasure):
                 place = f" at {list(index)}"
             else:
                 place = ""
-            self._record_failure(case, f"{got[index]} where the reference is {expected[index]}{place}")
+            self._record_failure(case, f"{got[index]}, but the reference has {expected[index]}{place}")
             return
         allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)
         worst = nearest_to_bound(absolute_difference(got, expected, one_sided=0.0), allowed)
@@ -204,7 +206,7 @@ class _MetricMeasure(RuleMeasure):
 
     def _measure_input(self, case: str, value: Array, reference: Array, dtype: np.dtype, labels: Array | None) -> None:
         if reason := _describe_non_finite(value, reference):
-            self._record_failure(case, f"{reason}, of which {self._metric.name} says nothing")
+            self._record_failure(case, f"{reason}, so {self._metric.name} can't be measured")
         elif self._metric.name == "nearest":
             if self._rows and self._rows[0][1].shape[1:] != reference.shape[1:]:
                 self._record_failure(
@@ -225,7 +227,7 @@ class _MetricMeasure(RuleMeasure):
         if self._metric.pooled:
             rows = np.concatenate(self._agreeing)
             if not rows.size:
-                self._record_failure("", "one row has no neighbour; give more inputs, or a larger batch")
+                self._record_failure("", "a single row has no neighbor; pass more inputs, or a larger batch")
                 return self.verdict()
             self._least = float(rows.mean())
             self._where = ""
@@ -236,10 +238,10 @@ class _MetricMeasure(RuleMeasure):
 def _describe_non_finite(value: Array, reference: Array) -> str | None:
     """Name the array that has a NaN or an infinity; None if both are finite."""
     if not np.isfinite(reference).all():
-        return "the reference holds a NaN or an infinity"
+        return "the reference contains a NaN or an infinity"
     if np.isfinite(value.astype(np.float64)).all():
         return None
-    return "it holds a NaN or an infinity"
+    return "it contains a NaN or an infinity"
 
 
 class _AccuracyMeasure(RuleMeasure):
@@ -257,15 +259,16 @@ class _AccuracyMeasure(RuleMeasure):
         rows, classes = reference.shape
         if rows != len(labels):
             raise InputError(
-                f"{case}: the output has {rows} rows for {len(labels)} labels; {self._metric.name} needs one for each"
+                f"{case}: the output has {rows} rows, but there are {len(labels)} labels; {self._metric.name}"
+                " needs one label for each row"
             )
         if strange := [(row, label) for row, label in enumerate(labels.tolist()) if not 0 <= label < classes]:
             row, label = strange[0]
             raise InputError(
-                f"{case}: the label in row {row} of these is {label}, and the output has the classes 0 to {classes - 1}"
+                f"{case}: the label in row {row} is {label}, but the output has the classes 0 to {classes - 1}"
             )
         if reason := _describe_non_finite(value, reference):
-            self._record_failure(case, f"{reason}, of which {self._metric.name} says nothing")
+            self._record_failure(case, f"{reason}, so {self._metric.name} can't be measured")
             return
         for side, scores in enumerate((reference, value)):
             self._right[side] += int(np.asarray(self._metric.of(scores, labels)).sum())
@@ -344,30 +347,28 @@ def resolve_policy(policy: Policy, outputs: Arrays) -> tuple[Policy, list[str]]:
             own = rule.kind in policy.rules.get(output, {})
             reason = _explain_unmeasured(rule, value, own)
             if reason and own:
-                raise InputError(f"{rule.kind} can't be measured of the output {output!r}: {reason}")
+                raise InputError(f"{rule.kind} can't be measured on the output {output!r}: {reason}")
             if reason:
-                notes.append(f"{rule} does not decide on {output}: {reason}")
+                notes.append(f"{rule} does not apply to {output}: {reason}")
                 refused[rule.kind] = f"{output!r}: {reason}"
             else:
                 measured.add(rule.kind)
                 rules[output][rule.kind] = rule
     for kind in refused.keys() - measured:
-        raise InputError(f"{kind} can't be measured of any output; {refused[kind]}")
+        raise InputError(f"{kind} can't be measured on any output; {refused[kind]}")
     return Policy(rules, policy.required), notes
 
 
 def _explain_unmeasured(rule: Rule, value: Array, own: bool) -> str:
     if value.dtype.kind in "iub" and not (own and isinstance(rule, Tolerance)):
-        return f"it is {value.dtype}, not floating"
+        return f"it is {value.dtype}, not floating-point"
     if isinstance(rule, Tolerance):
         return ""
     metric = METRICS[rule.kind]
     if metric.labelled and value.ndim != metric.axes:
-        return f"it has {value.ndim} dims, [samples, classes] are needed"
+        return f"it has {value.ndim} dims, but needs [samples, classes]"
     if value.ndim < metric.axes:
-        return f"it has {value.ndim} dims, {metric.axes} are needed"
+        return f"it has {value.ndim} dims, but needs {metric.axes}"
     if metric.among and value.shape[-1] <= metric.among:
-        return (
-            f"its shape is {list(value.shape)}, and of the last axis, the classes, more than {metric.among} are needed"
-        )
+        return f"its shape is {list(value.shape)}, but the last axis (classes) needs more than {metric.among} entries"
     return ""

@@ -123,8 +123,8 @@ def input_types(graph: onnx.GraphProto) -> dict[str, np.dtype]:
     """
     if (other := next((v.name for v in graph.input if not v.type.tensor_type.elem_type), None)) is not None:
         raise InputError(
-            f"the file's input {other!r} is a sequence, an optional or of no type; only tensors can be given: make"
-            " it one"
+            f"the file's input {other!r} is a sequence, an optional or untyped; only tensors are supported:"
+            " make it a tensor"
         )
     return {v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in graph.input}
 
@@ -306,7 +306,7 @@ def make_candidates(
             stepwise = replace(subject, types=wide)
             candidates.append(RuntimeCandidate(STEPWISE, partial(_open_stepwise, subject.path), stepwise))
     if len(files) == len(compared):
-        not_run.append(NotRun("TensorRT", "no engine was given"))
+        not_run.append(NotRun("TensorRT", "no engine was passed"))
     for subject in (s for s in compared if s.runtime):
         name = f"{TITLES[subject.runtime]} ({subject.label})"
         if lack := describe_missing_runtime(subject.runtime):

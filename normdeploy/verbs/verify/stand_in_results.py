@@ -83,9 +83,9 @@ class StandInResults:
         self._note_once(
             "overflow",
             subject,
-            f"is not fit for inputs as large as {answer.case.name!r}: {name!r} reaches {largest:.3g}, beyond float16's"
-            f" {np.finfo(np.float16).max:.0f}, and {', '.join(lost)} keeps no digit; what the file computes was judged"
-            " in float64 there",
+            f"does not fit inputs as large as {answer.case.name!r}: {name!r} reaches {largest:.3g}, beyond"
+            f" float16's {np.finfo(np.float16).max:.0f}, and {', '.join(lost)} keeps no digits; there the"
+            " file's computation was judged in float64",
         )
         wide = subject.model_results(own)
         with np.errstate(over="ignore"):
@@ -106,8 +106,8 @@ class StandInResults:
         self._note_once(
             "clip",
             subject,
-            "holds a Clip without one of its bounds, at which onnxruntime makes the type's largest number of Inf; at"
-            " infinite inputs the file was judged with Max and Min, which keep it",
+            "has a Clip without one of its bounds, for which onnxruntime turns Inf into the dtype's largest"
+            " number; at infinite inputs the file was judged with Max and Min, which keep Inf",
         )
         return result | {name: value for name, value in open_result.items() if name in result}
 

@@ -61,17 +61,18 @@ def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: Budge
         try:
             (ran, again), traced = live.infer_twice(feeds), trace.infer(feeds)
         except InputError as error:
-            return TraceDifference(note=f"the module itself was not run beside its trace at {name}: {error}")
+            return TraceDifference(note=f"the module itself was not compared with its trace at {name}: {error}")
         if different := roundings.find_difference(ran, traced, feeds):
             return TraceDifference(
-                f"the model as it runs and its trace differ at {name}: the output {different.output!r} is"
-                f" {different.first} in the module and {different.second} in the trace, of which the file was made"
+                f"the module and its trace differ at {name}: the output {different.output!r} is"
+                f" {different.first} in the module and {different.second} in the trace, from which the file was"
+                " made"
             )
         if different := roundings.find_difference(ran, again, feeds):
             return TraceDifference(
-                "the model keeps state from call to call, and the file does not: on the same inputs the output"
-                f" {different.output!r} is {different.first} at the first call and {different.second} at the second;"
-                " make the state an input and an output"
+                "the model keeps state between calls, but the file does not: on the same inputs the output"
+                f" {different.output!r} is {different.first} at the first call and {different.second} at the"
+                " second; make the state an input and an output"
             )
     return TraceDifference()
 

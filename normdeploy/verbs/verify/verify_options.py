@@ -25,33 +25,33 @@ class ComparisonOptions:
 
     # Inputs and their cost.
     seeds: int = option_field(
-        3, "--seeds", "Random inputs at the usual sizes, besides those at other sizes.", minimum=1
+        3, "--seeds", "Number of random inputs at the usual sizes, in addition to other sizes.", minimum=1
     )
     feeds: Inputs | None = option_field(
         None,
         "--inputs",
-        "Arrays by name; only these are run instead of generated ones. Repeatable.",
+        "Input arrays by name, run instead of generated ones. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
     max_elements: int | None = option_field(
         None,
         "--max-elements",
-        "Of the largest generated input; by default 8 times the elements at the usual sizes.",
+        "Elements of the largest generated input. Default: 8 times the elements at the usual sizes.",
         metavar="N",
         minimum=1,
     )
     max_seconds: float = option_field(
         60.0,
         "--max-seconds",
-        "Processor time to spend; the verdict tells the rest.",
+        "Processor time to spend, in seconds; the verdict lists checks that were cut.",
         metavar="S",
         minimum=1,
     )
     max_memory: int = option_field(
         4 * 2**30,
         "--max-memory",
-        "For tensors inside the model; larger sizes are out.",
+        "Memory for tensors inside the model; larger input sizes are skipped.",
         metavar="BYTES",
         minimum=2**20,
     )
@@ -60,43 +60,44 @@ class ComparisonOptions:
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
-        "|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
-        metavar=r"\[OUT=]ABS:REL",
+        "Tolerance |error| ≤ ABS + REL·|reference| for one output, or for all. Repeatable.",
+        metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
-        metavar=r"'\[OUT=]NAME>=X'",
+        "Metric that decides: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop; quote it, or"
+        " write NAME:X. Repeatable.",
+        metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     policy: PathLike | None = option_field(
         None,
         "--policy",
-        "A file of tolerances, metrics and names.",
+        "File of tolerances, metrics and names.",
         metavar="VERIFY.toml",
         type=Path | None,
     )
     also_default: bool = option_field(
-        False, "--also-default", "The default rule must hold beside the tolerances and metrics given."
+        False, "--also-default", "Also require the default rule, in addition to your tolerances and metrics."
     )
 
     # Data for metrics, and names in the files.
     dataset: PathLike | None = option_field(
         None,
         "--dataset",
-        "Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
+        "Samples for metrics: an .npz file, a folder of them, or a Hugging Face dataset on disk.",
         metavar="PATH",
         type=Path | None,
     )
     labels: str | None = option_field(
-        None, "--labels", "The dataset's array or column of right classes, for accuracy_drop.", metavar="NAME"
+        None, "--labels", "Array or column of the dataset with the correct classes, for accuracy_drop.", metavar="NAME"
     )
     map: Sequence[str] | Mapping[str, str] = option_field(
         (),
         "--map",
-        "An input or output of a file is the model's of another name. Repeatable.",
+        "Map an input or output name of the file to the model's name. Repeatable.",
         metavar="THEIRS=OURS",
         type=list[str] | None,
     )
@@ -107,7 +108,9 @@ class DriftOption:
     """Option to compare inner tensors besides outputs."""
 
     drift: bool = option_field(
-        False, "--drift", "Also compare inner tensors of ONNX files with the model's: where does the error grow?"
+        False,
+        "--drift",
+        "Also compare inner tensors with the model's, to show where the error grows (ONNX files only).",
     )
 
 
@@ -123,7 +126,7 @@ class StrictOption:
     strict: bool = option_field(
         False,
         "--strict",
-        "Exit with 1 where the verdict has a limit: sizes not tried, or inputs by the tested file's word.",
+        "Exit with 1 if the verdict has a limit: untested sizes, or inputs known only from the tested file.",
     )
 
 

@@ -103,7 +103,7 @@ def audit_weights(
     remarks = []
     for name, array in arranged:
         for parameter, count in _find_moved_rows(array, missing):
-            reason = f"{count} of its rows stand elsewhere than in {parameter}"
+            reason = f"{count} of its rows are at other places than in {parameter}"
             weight = weight_called(name, WeightOrigin.ALTERED, array.size)
             remarks.append(replace(weight, parameter=parameter, reason=reason))
     for place, (name, array, share) in enumerate(unknown):
@@ -120,7 +120,7 @@ def audit_weights(
                 and share >= MOSTLY
                 and rows.lacks_parameter(array, missing.values())
             ):
-                reason = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
+                reason = f"{share:.1%} of it consists of rows of the model's tensors, the rest does not"
                 weight = replace(weight, origin=WeightOrigin.ALTERED, reason=reason)
             if weight.origin is WeightOrigin.ALTERED and smoothed is None:
                 weight = _clear_if_derived(weight, array, stored, rows, clock)
@@ -135,8 +135,8 @@ def audit_weights(
         remarks.append(weight)
     for name, elements, parameter, code in audit_codes(stored, proto, clock):
         reason = (
-            f"{code.count} of {elements} codes are not those of {parameter}, rounded: {code.value:.4g} at"
-            f" {list(code.place)} where the model has {code.expected:.4g}, {code.steps:.3g} steps away"
+            f"{code.count} of {elements} codes differ from {parameter}, rounded: {code.value:.4g} at"
+            f" {list(code.place)}, but the model has {code.expected:.4g}, {code.steps:.3g} steps away"
         )
         weight = weight_called(name, WeightOrigin.ALTERED, elements)
         difference = abs(code.value - code.expected)
@@ -177,7 +177,7 @@ def _clear_if_derived(
     """Mark a weight as folded if an exporter or optimizer may have computed it from the model's tensors."""
     name = find_derivation(array.astype(np.float64), stored, FloatSpacing.of_dtype(array.dtype), clock.require_time)
     if not name and rows.is_scaled(array, clock.require_time):
-        name = "rows of the model's tensors, each times a number"
+        name = "rows of the model's tensors, each times a factor"
     if not name:
         return weight
     return replace(weight, origin=WeightOrigin.FOLDED, parameter=name, difference=0.0, reason=f"made of {name}")

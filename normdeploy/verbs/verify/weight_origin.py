@@ -100,7 +100,7 @@ def find_origin(
         if best is None or origin.difference < best.difference:
             best = origin
     if best is None:
-        return replace(weight, reason="like no parameter or buffer of the model")
+        return replace(weight, reason="unlike any parameter or buffer of the model")
     return best
 
 
@@ -170,7 +170,7 @@ def explain_smoothing(
             differs = model.astype(array.dtype) != array.reshape(-1)
             count = int(differs.sum())
             beside = replace(weight, parameter=name)
-            told = f"{name} over what its norm is written with"
+            told = f"{name} divided by the factors in its norm"
             if not count:
                 return replace(beside, origin=WeightOrigin.FOLDED, reason=told)
             if count <= (1 - MOSTLY) * array.size and (least is None or count < least[0]):
@@ -204,7 +204,7 @@ def _compare_with_parameter(
         scaled = scale * model
         apart = mark_differences(array, scaled, np.abs(array) + np.abs(scaled), form)
         if not apart.any() and not (few and (scale == 1).all()):
-            reason = f"{weight.parameter} times a number for each channel"
+            reason = f"{weight.parameter} times a factor per channel"
             return _with_origin(weight, WeightOrigin.FOLDED, np.abs(array - scaled), reason)
         if closest is None or apart.sum() < closest[0]:
             closest = int(apart.sum()), scale
@@ -220,7 +220,7 @@ def _compare_with_parameter(
         apart = mark_differences(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
         # A channel with a single number is a multiple of any other.
         if _is_distinctive((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
-            return _altered(weight, apart, array, scaled, f"{weight.parameter} times a number for each channel")
+            return _altered(weight, apart, array, scaled, f"{weight.parameter} times a factor per channel")
     if (away <= NEAR * np.abs(model)).all() and (named or _is_distinctive(model)):
         return as_altered()
     return None
@@ -276,7 +276,7 @@ def _describe_changed_elements(differs: Array, array: Array, expected: Array, na
         away = np.where(differs, np.abs(array - expected), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(np.nan_to_num(away, nan=np.inf).argmax()), array.shape))
     if place:
-        numbers = f"{array[place]:.9g} at {list(place)} where the model has {expected[place]:.9g}"
+        numbers = f"{array[place]:.9g} at {list(place)}, but the model has {expected[place]:.9g}"
     else:
         numbers = f"{array[()]:.9g}"
-    return f"{int(differs.sum())} of {prod(array.shape)} elements are not those of {name}: {numbers}"
+    return f"{int(differs.sum())} of {prod(array.shape)} elements differ from {name}: {numbers}"

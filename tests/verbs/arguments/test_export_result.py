@@ -105,7 +105,7 @@ def test_an_exported_program_in_memory(mended: bool) -> None:
     assert normdeploy.verify(result, seeds=1)
     assert normdeploy.verify(program, result.proto, eval=mended, seeds=1)
     assert str(program) == before
-    with pytest.raises(InputError, match="knows its inputs"):
+    with pytest.raises(InputError, match="already has inputs"):
         normdeploy.export(program, X)
 
 
@@ -171,7 +171,7 @@ def test_a_result_stands_for_its_model_and_its_file(net: Net, tmp_path: Path) ->
     )
     with pytest.raises(NormdeployError):
         normdeploy.verify(result, seeds=1)  # the file as it is now, not as it was made
-    with pytest.raises(InputError, match="arguments of its own"):
+    with pytest.raises(InputError, match="its own example arguments"):
         normdeploy.verify(result, (), (X,))
 
 
@@ -189,7 +189,7 @@ def test_models_in_memory_stand_where_files_do(result: ExportResult, net: Net, t
 
 
 def test_a_result_without_a_model_says_so(result: ExportResult) -> None:
-    with pytest.raises(InputError, match="does not say what it was made from"):
+    with pytest.raises(InputError, match="does not record its model"):
         normdeploy.verify(ExportResult(result.proto, None, result.summary))
 
 

@@ -88,10 +88,10 @@ def bisected(change: Change, folder: Path) -> Bisection:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (channels_last, "takes x.transpose(0, 2, 3, 1) where"),
-        (of_bytes, "takes 255 * x where"),
-        (normalizing, "takes (x * std + mean) (mean and std of ImageNet) where"),
-        (blue_first, "takes x[:, ::-1] where"),
+        (channels_last, "expects x.transpose(0, 2, 3, 1), but"),
+        (of_bytes, "expects 255 * x, but"),
+        (normalizing, "expects (x * std + mean) (mean and std of ImageNet), but"),
+        (blue_first, "expects x[:, ::-1], but"),
     ],
 )
 def test_other_preprocessing_is_named_by_what_the_file_takes(change: Change, text: str, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_weights_of_another_state_are_one_fault(tmp_path: Path) -> None:
 
     (fault,) = bisected(change, tmp_path).faults
     assert (fault.kind, fault.mended) == ("stale weights", True)
-    assert "and 3 more are not the model's" in fault.cause
+    assert "and 3 more differ from the model's" in fault.cause
 
 
 def test_one_wrong_weight_is_no_other_state(tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_a_state_that_the_file_leaves_out_is_named(tmp_path: Path) -> None:
     model.starts = True
     (fault,) = normdeploy.bisect(model, path, (x,), seeds=1).faults
     assert (fault.kind, fault.mended) == ("state", True)
-    assert "starts from zeros, the model from 'start'" in fault.cause
+    assert "starts from zeros, but the model starts from 'start'" in fault.cause

@@ -77,14 +77,14 @@ def test_inputs_of_concat_exchanged_are_an_order(tmp_path: Path) -> None:
     node(wrong.graph, "both").input[:] = ["bent", "x"]
     fault = only_fault(model_of(SHUFFLE), wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("order", ("Concat both",))
-    assert "reads 'bent', 'x', in the order 'x', 'bent' it is right" in fault.cause
+    assert "reads 'bent', 'x'; in the order 'x', 'bent' the result is correct" in fault.cause
 
 
 def test_weight_that_a_body_sees_around_it_is_named(tmp_path: Path) -> None:
     right, wrong = (model_of(LOOP, shift=[0.5, last, 0.25, -1]) for last in (0.25, 0.3))
     fault = only_fault(right, wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("weights", ("Loop steps",))
-    assert "'shift' is not the model's: 0.3 where the model has 0.25" in fault.cause
+    assert "'shift' differs from the model's: 0.3, but the model has 0.25" in fault.cause
 
 
 def test_node_that_a_body_has_too_many_is_named(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_node_that_a_body_has_too_many_is_named(tmp_path: Path) -> None:
     body.node.insert(2, onnx.helper.make_node("Sin", ["early"], ["sum"], "planted"))
     fault = only_fault(model_of(LOOP, shift=[0.5, 0.25, 0.25, -1]), wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("body", ("Loop steps",))
-    assert "Sin 'planted' in a body of Loop 'steps' is not the model's" in fault.cause
+    assert "Sin 'planted' in a body of Loop 'steps' differs from the model" in fault.cause
 
 
 def test_exchanged_rows_of_a_packed_projection_are_its_weight(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_batch_statistics_written_out_are_training_mode(tmp_path: Path) -> None:
     own = {name: value.detach().numpy().reshape(3, 1, 1) for name, value in columns.items()}
     fault = only_fault(norm, model_of(BATCH_STATISTICS, **own), tmp_path, torch.randn(2, 3, 5, 5))
     assert fault.kind == "training mode"
-    assert "the model the stored 'running_mean' and 'running_var'" in fault.cause
+    assert "the model's stored 'running_mean' and 'running_var'" in fault.cause
 
 
 NORMALIZED = """
@@ -198,7 +198,7 @@ def test_two_weights_in_each_others_place_are_named(tmp_path: Path) -> None:
     gate, up = (weight.detach().numpy().T for weight in (model.gate, model.up))
     fault = only_fault(model, model_of(GATED, one=up, other=gate), tmp_path, torch.randn(2, 4))
     assert fault.kind == "weights"
-    assert "'one' and 'other' are in each other's place" in fault.cause
+    assert "'one' and 'other' are exchanged" in fault.cause
 
 
 LEAKY = """
@@ -216,8 +216,8 @@ net (float[batch, 6] x) => (float[batch, 6] y)
 @pytest.mark.parametrize(
     ("own", "other", "kind", "node_name", "text"),
     [
-        ("0.2", "0.05", "attribute", "LeakyRelu bent", "alpha 0.05 where the model has 0.2"),
-        ("{0.3}", "{0.7}", "number", "Mul scaled", "'half' 0.7, with 0.3 it is right"),
+        ("0.2", "0.05", "attribute", "LeakyRelu bent", "alpha 0.05 (model: 0.2)"),
+        ("{0.3}", "{0.7}", "number", "Mul scaled", "'half' 0.7; with 0.3 the result is correct"),
     ],
 )
 def test_single_number_is_named(own: str, other: str, kind: str, node_name: str, text: str, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_slope_that_is_left_to_its_default_is_solved_for(tmp_path: Path) -> None
     del next(n for n in wrong.graph.node if n.op_type == "LeakyRelu").attribute[:]
     fault = only_fault(model, wrong, tmp_path, torch.randn(2, 6))
     assert fault.kind == "number"
-    assert "has alpha 0.01, with 0.2 it is right" in fault.cause
+    assert "has alpha 0.01; with 0.2 the result is correct" in fault.cause
 
 
 def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
 def test_operator_in_another_ones_place_is_named(right: str, wrong: str, node_name: str, tmp_path: Path) -> None:
     fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(right, wrong)), tmp_path)
     assert (fault.kind, fault.nodes) == ("operator", (f"{wrong} {node_name}",))
-    assert f"where the model has {right}" in fault.cause
+    assert f"but the model has {right}" in fault.cause
 
 
 PARTS = """
@@ -267,4 +267,4 @@ net (float[3, batch, 4] x) => (float[batch, 4] y)
 def test_gather_of_another_index_is_named(tmp_path: Path) -> None:
     fault = only_fault(model_of(PARTS), model_of(PARTS.replace("{1}", "{2}")), tmp_path)
     assert (fault.kind, fault.nodes) == ("order", ("Gather right",))
-    assert "takes index 2, with 1 it is right" in fault.cause
+    assert "uses index 2; with 1 the result is correct" in fault.cause

@@ -151,7 +151,7 @@ def test_a_half_reference_with_an_op_that_only_a_runtime_knows_is_searched(tmp_p
 
 def test_a_reference_in_memory_is_a_file_too(tmp_path: Path) -> None:
     (fault,) = normdeploy.bisect(right(), saved(right(), tmp_path / "wrong.onnx", epsilon), seeds=1).faults
-    assert "epsilon 0.01, the model has 0.001" in fault.cause
+    assert "epsilon 0.01, but the model has 0.001" in fault.cause
 
 
 def test_a_body_that_is_wrong_is_named_by_its_node(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_nodes_of_functions_are_looked_at(tmp_path: Path) -> None:
     paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
     fault, *_ = normdeploy.bisect(*paths, seeds=1).faults
     assert fault.kind == "weights"
-    assert "'gamma' is not the model's" in fault.cause
+    assert "'gamma' differs from the model's" in fault.cause
 
 
 SCAN = """
@@ -233,7 +233,7 @@ def test_a_node_of_several_outputs_is_searched(tmp_path: Path) -> None:
     paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
     (fault,) = normdeploy.bisect(*paths, seeds=1).faults
     assert fault.nodes == ("Scan rows",)
-    assert "'factor' is not the model's" in fault.cause
+    assert "'factor' differs from the model's" in fault.cause
 
 
 GRU = """
@@ -257,4 +257,4 @@ def test_weights_of_another_size_are_no_initial_state(tmp_path: Path) -> None:
     paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
     (fault,) = normdeploy.bisect(*paths, seeds=1).faults
     assert fault.nodes == ("GRU gates",)
-    assert "'w' is not the model's" in fault.cause
+    assert "'w' differs from the model's" in fault.cause

@@ -81,7 +81,7 @@ def test_epsilon_of_a_folded_norm_is_solved_for(epsilon: float, tmp_path: Path) 
     wrong.norm_two.eps = epsilon
     (fault,) = faults(made(Block), wrong, tmp_path)
     assert (fault.kind, fault.mended) == ("epsilon", True)
-    assert f"folded with epsilon {epsilon:.3g}, the model has 1e-05" in fault.cause
+    assert f"folded with epsilon {epsilon:.3g}, but the model has 1e-05" in fault.cause
 
 
 def test_epsilon_of_all_folded_norms_is_no_other_state(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_epsilon_of_a_norm_of_a_reference_file_is_solved_for(tmp_path: Path) -> 
     onnx.save(wrong, tmp_path / "wrong.onnx")
     (fault,) = normdeploy.bisect(right, tmp_path / "wrong.onnx", seeds=1).faults
     assert fault.kind == "epsilon"
-    assert fault.cause == "Conv 'conv' has a BatchNorm folded with epsilon 1e-05, the model has 0.001"
+    assert fault.cause == "Conv 'conv' has a BatchNorm folded with epsilon 1e-05, but the model has 0.001"
 
 
 def of_folded(layer: nn.Module, statistics: dict[str, float], folder: Path) -> tuple[Fault, ...]:

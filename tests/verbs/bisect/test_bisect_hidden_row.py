@@ -42,7 +42,8 @@ def test_a_row_that_the_mask_hides_whole_is_the_cause(raw: Path) -> None:
     assert len(fault.nodes) == 1
     assert fault.nodes[0].startswith("Softmax")
     assert (
-        "the mask hides 5 of 10 rows whole, where the model gives 0 and the file the mean of all values" in fault.cause
+        "the mask hides 5 of 10 rows completely; there the model gives 0 and the file the mean of all values"
+        in fault.cause
     )
     assert "hidden row: Softmax" in " ".join(str(found).split())
 
@@ -64,7 +65,7 @@ def test_a_mask_of_minus_infinity_without_a_guard_gives_nan(raw: Path, tmp_path:
     onnx.save(proto, tmp_path / "nan.onnx")
     (fault,) = normdeploy.bisect(net(), tmp_path / "nan.onnx", inputs=INPUTS, seeds=1).faults
     assert fault.kind == "hidden row"
-    assert "where the model gives 0 and the file NaN" in fault.cause
+    assert "there the model gives 0 and the file NaN" in fault.cause
 
 
 def test_rows_that_are_not_hidden_have_other_causes(raw: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_activation_before_a_label_is_the_fault(tmp_path: Path) -> None:
     node(wrong, "bent").op_type = "Abs"
     fault = only_fault(model_of(LABEL), wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("operator", ("Abs bent",))
-    assert fault.cause == "Abs 'bent' where the model has Relu"
+    assert fault.cause == "Abs 'bent', but the model has Relu"
 
 
 def test_node_of_two_wrong_results_is_one_fault(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_node_of_two_wrong_results_is_one_fault(tmp_path: Path) -> None:
     node(wrong, "best").attribute.append(helper.make_attribute("largest", 0))
     fault = only_fault(model_of(ENDS), wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("attribute", ("TopK best",))
-    assert fault.cause == "TopK 'best' has largest 0 where the model has 1"
+    assert fault.cause == "TopK 'best' has largest 0 (model: 1)"
 
 
 def test_operator_in_front_of_two_readers_is_one_fault(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_operator_in_front_of_two_readers_is_one_fault(tmp_path: Path) -> None:
     node(wrong, "bent").op_type = "LeakyRelu"
     fault = only_fault(model_of(FORK), wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("operator", ("LeakyRelu bent",))
-    assert fault.cause == "LeakyRelu 'bent' where the model has Relu"
+    assert fault.cause == "LeakyRelu 'bent', but the model has Relu"
 
 
 def scaled(offset: list[float]) -> onnx.ModelProto:
@@ -94,11 +94,11 @@ def test_entry_of_a_long_attribute_is_told_by_its_place(tmp_path: Path) -> None:
     offset = [i / 10 for i in range(16)]
     fault = only_fault(scaled(offset), scaled([*offset[:5], 9.0, *offset[6:]]), tmp_path)
     assert (fault.kind, fault.nodes) == ("attribute", ("Scaler scaler",))
-    assert fault.cause == "Scaler 'scaler' has offset[5] 9 where the model has 0.5"
+    assert fault.cause == "Scaler 'scaler' has offset[5] 9 (model: 0.5)"
 
 
 def test_attribute_that_differs_in_all_entries_is_told_by_the_first(tmp_path: Path) -> None:
     offset = [i / 10 + 0.5 for i in range(16)]
     fault = only_fault(scaled(offset), scaled([0.0] * 16), tmp_path)
-    assert fault.cause.startswith("Scaler 'scaler' has offset[0] 0 where the model has 0.5, offset[1] 0")
+    assert fault.cause.startswith("Scaler 'scaler' has offset[0] 0 (model: 0.5), offset[1] 0")
     assert fault.cause.endswith("(16 of 16 entries differ)")

@@ -38,21 +38,21 @@ def only_fault(right: Function, wrong: Function, folder: Path) -> Fault:
 @pytest.mark.parametrize(
     ("right", "wrong", "kind", "told"),
     [
-        (lambda y: y.cumsum(1), lambda y: y.cumsum(0), "axis", "has axis 0, with 1 it is right"),
-        (lambda y: y.flip(1), lambda y: y.flip(0), "axis", "has axis 0, with 1 it is right"),
+        (lambda y: y.cumsum(1), lambda y: y.cumsum(0), "axis", "has axis 0; with 1 the result is correct"),
+        (lambda y: y.flip(1), lambda y: y.flip(0), "axis", "has axis 0; with 1 the result is correct"),
         (lambda y: (y @ y.T).triu(1), lambda y: (y @ y.T).triu(0), "attribute", "has diagonal 0, with 1"),
         (lambda y: y.topk(3).values.sum(-1), lambda y: y.topk(2).values.sum(-1), "attribute", "has k 2, with 3"),
         (
             lambda y: F.cross_entropy(y, LABELS),
             lambda y: F.cross_entropy(y, LABELS, ignore_index=4),
             "attribute",
-            "has ignore_index 4, with -100 it is right",
+            "has ignore_index 4; with -100 the result is correct",
         ),
         (
             lambda y: F.cross_entropy(y, LABELS),
             lambda y: F.cross_entropy(y, LABELS, reduction="sum"),
             "attribute",
-            "has reduction sum, with mean it is right",
+            "has reduction sum; with mean the result is correct",
         ),
         (lambda y: y.prod(-1), lambda y: y.sum(-1), "operator", "should be ReduceProd"),
         (lambda y: y.norm(2, -1), lambda y: y.norm(1, -1), "operator", "should be ReduceL2"),
@@ -69,7 +69,12 @@ def only_fault(right: Function, wrong: Function, folder: Path) -> Fault:
             "order",
             "Less 'node_lt' reads",
         ),
-        (lambda y: (y / 1.0).softmax(-1), lambda y: (y / 1.01).softmax(-1), "number", "1.01, with 1 it is right"),
+        (
+            lambda y: (y / 1.0).softmax(-1),
+            lambda y: (y / 1.01).softmax(-1),
+            "number",
+            "1.01; with 1 the result is correct",
+        ),
     ],
     ids=[
         "cumsum",
@@ -98,5 +103,5 @@ def test_a_product_that_the_model_lacks_is_added(tmp_path: Path) -> None:
 
 def test_an_epsilon_that_the_type_holds_has_not_vanished(tmp_path: Path) -> None:
     fault = only_fault(lambda y: y.clamp(min=0.01), lambda y: y.clamp(min=0), tmp_path)
-    assert "epsilon 0, the model has 0.01" in fault.cause
+    assert "epsilon 0, but the model has 0.01" in fault.cause
     assert "vanished" not in fault.cause

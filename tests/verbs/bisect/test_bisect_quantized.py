@@ -39,10 +39,10 @@ def clipped(proto: onnx.ModelProto) -> None:
 
 FAULTS = {
     weight_scale: ("scale", "1.5 times the values in channel 3 of the model's", 0),
-    weight_zero_point: ("zero point", "steps beside those of the model's", 1),
+    weight_zero_point: ("zero point", "steps away from those of the model's", 1),
     swapped_channels: ("channels", "2 for 1, 1 for 2", 0),
-    zero_point_of_one_end: ("zero point", "has 12, the QuantizeLinear before it 0", None),
-    scale_of_one_end: ("scale", "the QuantizeLinear before it", None),
+    zero_point_of_one_end: ("zero point", "is 12, but that of the QuantizeLinear before it is 0", None),
+    scale_of_one_end: ("scale", "but that of the QuantizeLinear before it", None),
     clipped: ("saturation", "its scale is too small", None),
 }
 
@@ -96,7 +96,7 @@ def test_channels_of_very_different_size_under_one_scale(tmp_path: Path) -> None
     path = files.weights_alone(model, tmp_path)
     bisection = searched(model, path)
     assert [f.kind for f in bisection.faults] == ["granularity"], str(bisection)
-    assert "give each its own" in bisection.faults[0].cause
+    assert "use one scale per channel" in bisection.faults[0].cause
     assert bisection.faults[0].mended
 
 
@@ -126,7 +126,7 @@ def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: 
 
     bisection = searched(model, files.edited(path, "other.onnx", other))
     assert not bisection
-    assert any("no weight or range in it explains" in note for note in bisection.notes)
+    assert any("none of its weights or ranges explains" in note for note in bisection.notes)
 
 
 @pytest.fixture(scope="module")

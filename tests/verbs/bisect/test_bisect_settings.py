@@ -48,57 +48,57 @@ ATTRIBUTES = [
         "{ [n] h = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1],"
         " count_include_pad = 1> (x) y = Exp(h) }",
         "AveragePool n",
-        "count_include_pad 1, with 0 it is right",
+        "count_include_pad 1; with 0 the result is correct",
     ),
     (
         lambda x: functional.avg_pool2d(x, 2, 2, ceil_mode=True).sum((2, 3), keepdim=True),
         "<int64[2] axes = {2, 3}> { [n] h = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)"
         " y = ReduceSum (h, axes) }",
         "AveragePool n",
-        "ceil_mode 0, with 1 it is right",
+        "ceil_mode 0; with 1 the result is correct",
     ),
     (
         lambda x: functional.max_pool2d(functional.pad(x, (1, 0, 1, 0), value=-1e9), 2, 1).exp(),
         "{ [n] h = MaxPool <kernel_shape = [2, 2], pads = [0, 0, 1, 1]> (x) y = Exp(h) }",
         "MaxPool n",
-        "pads [0, 0, 1, 1], with [1, 1, 0, 0] it is right",
+        "pads [0, 0, 1, 1]; with [1, 1, 0, 0] the result is correct",
     ),
     (
         lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect").exp(),
         '<int64[8] p = {0, 0, 1, 1, 0, 0, 1, 1}> { [n] h = Pad <mode = "edge"> (x, p) y = Exp(h) }',
         "Pad n",
-        "mode edge, with reflect it is right",
+        "mode edge; with reflect the result is correct",
     ),
     (
         lambda x: functional.pad(x, (1, 0, 1, 0)).exp(),
         PADDED + " { [n] h = Pad (x, p) y = Exp(h) }",
         "Pad n",
-        "with [0, 0, 1, 1, 0, 0, 0, 0] it is right",
+        "with [0, 0, 1, 1, 0, 0, 0, 0] the result is correct",
     ),
     (
         lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True).exp(),
         SIZES + ' { [n] h = Resize <mode = "linear"> (x, , f) y = Exp(h) }',
         "Resize n",
-        "coordinate_transformation_mode half_pixel, with align_corners it is right",
+        "coordinate_transformation_mode half_pixel; with align_corners the result is correct",
     ),
     (
         lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear").exp(),
         SIZES + ' { [n] h = Resize <mode = "nearest"> (x, , f) y = Exp(h) }',
         "Resize n",
-        "mode nearest, with linear it is right",
+        "mode nearest; with linear the result is correct",
     ),
     (
         lambda x: functional.group_norm(x, 2).exp(),
         "<float[4] one = {1, 1, 1, 1}, float[4] zero = {0, 0, 0, 0}>"
         " { [n] h = InstanceNormalization (x, one, zero) y = Exp(h) }",
         "InstanceNormalization n",
-        "normalizes over 4 groups, with 2 it is right",
+        "normalizes over 4 groups; with 2 the result is correct",
     ),
     (
         lambda x: x.cumsum(2).tanh(),
         "<int64 axis = {2}> { [n] h = CumSum <exclusive = 1> (x, axis) y = Tanh(h) }",
         "CumSum n",
-        "exclusive 1, with 0 it is right",
+        "exclusive 1; with 0 the result is correct",
     ),
 ]
 
@@ -116,7 +116,7 @@ def test_attribute_left_to_its_default_is_named(tmp_path: Path) -> None:
     body = "{ [n] h = Softmax (x) y = Exp(h) }"
     fault = first_fault(lambda x: x.softmax(1).exp(), body, tmp_path)
     assert (fault.kind, fault.nodes) == ("axis", ("Softmax n",))
-    assert "axis -1, with 1 it is right" in fault.cause
+    assert "axis -1; with 1 the result is correct" in fault.cause
 
 
 def test_small_epsilon_of_a_model_in_doubles_is_named(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_attributes_of_a_reference_file_are_named_beside_the_files(tmp_path: Pat
         onnx.save(model, tmp_path / name)
     (fault,) = normdeploy.bisect(tmp_path / "right.onnx", tmp_path / "wrong.onnx", seeds=1).faults
     assert (fault.kind, fault.nodes) == ("attribute", ("AveragePool n",))
-    assert fault.cause.endswith("has count_include_pad 1 where the model has 0")
+    assert fault.cause.endswith("has count_include_pad 1 (model: 0)")
 
 
 ORDERS = [
@@ -154,25 +154,25 @@ ORDERS = [
         lambda x: x[:, :, 1:4].exp(),
         RANGE + " { [n] h = Slice (x, s, e, a) y = Exp(h) }",
         "Slice n",
-        "takes 0:3 of axis 2, with 1:4 it is right",
+        "uses 0:3 of axis 2; with 1:4 the result is correct",
     ),
     (
         lambda x: x[:, :, 1:4].exp(),
         RANGE.replace("{0}", "{1}") + " { [n] h = Slice (x, s, e, a) y = Exp(h) }",
         "Slice n",
-        "takes 1:3 of axis 2, with 1:4 it is right",
+        "uses 1:3 of axis 2; with 1:4 the result is correct",
     ),
     (
         lambda x: x[:, :, [0, 2, 4]].exp(),
         "<int64[3] i = {0, 1, 3}> { [n] h = Gather <axis = 2> (x, i) y = Exp(h) }",
         "Gather n",
-        "takes indices [0, 1, 3], with [0, 2, 4] it is right",
+        "uses indices [0, 1, 3]; with [0, 2, 4] the result is correct",
     ),
     (
         lambda x: x[:, 2:].exp() - x[:, :2].tanh(),
         "{ [n] a, b = Split <axis = 1, num_outputs = 2> (x) c = Exp(a) d = Tanh(b) y = Sub(c, d) }",
         "Split n",
-        "gives 'a', 'b', in the order 'b', 'a' it is right",
+        "returns 'a', 'b'; in the order 'b', 'a' the result is correct",
     ),
 ]
 
@@ -209,7 +209,7 @@ FUNCTIONS = [
         lambda x: functional.leaky_relu(x, 0.2).exp(),
         "{ [n] g = Relu(x) y = Exp(g) }",
         "operator",
-        "the file computes ReLU of 'x', the model LeakyReLU of slope 0.2",
+        "the file computes ReLU of 'x', the model LeakyReLU with slope 0.2",
     ),
     (
         lambda x: x.clamp(-0.5, 0.5).exp(),
@@ -233,14 +233,14 @@ def test_residual_of_another_tensor_is_named(tmp_path: Path) -> None:
     body = "{ a = Tanh(x) b = Exp(a) [n] c = Add(x, b) y = Sin(c) }"
     fault = first_fault(lambda x: (x.tanh() + x.tanh().exp()).sin(), body, tmp_path)
     assert (fault.kind, fault.nodes) == ("input", ("Add n",))
-    assert "Add 'n' reads 'x', with 'tanh' in its place it is right" in fault.cause
+    assert "Add 'n' reads 'x'; with 'tanh' instead the result is correct" in fault.cause
 
 
 def test_scale_that_is_missing_before_softmax_is_solved_for(tmp_path: Path) -> None:
     body = "{ [n] h = Softmax (x) y = Exp(h) }"
     fault = first_fault(lambda x: (x * 0.3).softmax(-1).exp(), body, tmp_path)
     assert (fault.kind, fault.nodes) == ("number", ("Softmax n",))
-    assert "an input scale of 1, with 0.3 it is right" in fault.cause
+    assert "an input scale of 1; with 0.3 the result is correct" in fault.cause
 
 
 BRANCHES = """
@@ -283,11 +283,11 @@ def test_branches_of_if_in_each_others_place_are_named(tmp_path: Path) -> None:
     one.name, other.name = other.name, one.name
     fault = only_fault_of_files(right, wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("order", ("If choice",))
-    assert fault.cause == "the branches of If 'choice' are in each other's place"
+    assert fault.cause == "the branches of If 'choice' are exchanged"
 
 
 def test_integer_that_is_not_the_references_is_named_with_both_values(tmp_path: Path) -> None:
     right, wrong = (onnx.parser.parse_model(COUNTED.replace("{3}", f"{{{count}}}")) for count in (3, 4))
     fault = only_fault_of_files(right, wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("attribute", ("Loop steps",))
-    assert "has 'rounds' 4 where the model has 3" in fault.cause
+    assert "has 'rounds' 4 (model: 3)" in fault.cause

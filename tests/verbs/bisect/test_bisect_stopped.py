@@ -28,7 +28,7 @@ def test_batch_baked_into_a_reshape_is_its_constant(tmp_path: Path) -> None:
     found = bisected(SQUARE, SQUARE.replace("{-1, 4, 4}", "{1, 4, 4}"), tmp_path)
     (fault,) = found.faults
     assert (fault.kind, fault.nodes, fault.mended) == ("attribute", ("Reshape square",), True)
-    assert fault.cause == "Reshape 'square' has 's' [1, 4, 4] where the model has [-1, 4, 4]"
+    assert fault.cause == "Reshape 'square' has 's' [1, 4, 4] (model: [-1, 4, 4])"
     assert (found.notes, found.not_searched) == ((), ())
 
 

@@ -94,7 +94,7 @@ def test_a_weight_that_is_nan_is_named(lost: int | None, exported: onnx.ModelPro
     onnx.save(proto, tmp_path / "nan.onnx")
     (fault,) = looked_for(encoder(), tmp_path / "nan.onnx").faults
     assert fault.kind == "weights"
-    assert "nan where the model has" in fault.cause
+    assert "nan, but the model has" in fault.cause
     assert f"({lost or values.size} of {values.size} numbers differ)" in fault.cause
 
 
@@ -133,7 +133,7 @@ def test_an_early_tensor_that_heals_is_not_named(tmp_path: Path) -> None:
     onnx.save(proto, file)
     found = normdeploy.bisect(model, file, inputs=["x:float32[4,8]"], seeds=1)
     assert [f.module for f in found.faults] == ["second"]
-    assert any("of first is off too" in note for note in found.notes)
+    assert any("of first is also wrong" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("after", "fault"), [(0.05, True), (0.45, True), (0.55, False), (0.99, False), (2.0, False)])

@@ -45,7 +45,7 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
         assert rtx(model, optimization_level=level).path.read_bytes() == before
     streamed = rtx(model, weight_streaming=True)
     assert streamed.path.read_bytes() != before
-    assert "weights can be streamed" in streamed.notes[0]
+    assert "weight streaming: all weights stay" in streamed.notes[0]
     several = rtx(model, workspace="1G", more_profiles=["batch=8:16:32", {"x": ((40, 8), (40, 8), (64, 8))}])
     assert several.bytes > plain.bytes
     assert several.profile == {"x": ((1, 8), (2, 8), (4, 8))}
@@ -59,16 +59,22 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimization_level": 6}, "no --optimization-level: level 6 was asked for, and it goes to 5; leave"),
-        ({"version_compatible": True}, "no --version-compatible: .* its engines run with the version that built them"),
-        ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; say which GPUs with --compute-capability"),
-        ({"timing_cache": "times"}, "no --timing-cache: it says that timing caches are no-ops in it; it times nothing"),
+        ({"optimization_level": 6}, "--optimization-level: level 6 was requested, but it uses 5; omit"),
+        (
+            {"version_compatible": True},
+            "--version-compatible: .* its engines run only with the version that built them",
+        ),
+        ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; name the GPUs with --compute-capability"),
+        (
+            {"timing_cache": "times"},
+            "--timing-cache: it reports that its timing caches do nothing; it measures no timings",
+        ),
     ],
 )
 def test_options_that_tensorrt_rtx_lacks(options: dict[str, Any], said: str, model: Path) -> None:
     if "timing_cache" in options:
         options = {"timing_cache": model.with_name("times")}
-    with pytest.raises(InputError, match=f"TensorRT-RTX takes .*{said}"):
+    with pytest.raises(InputError, match=f"TensorRT-RTX does not support .*{said}"):
         rtx(model, **options)
     assert [p.name for p in model.parent.iterdir()] == ["m.onnx"]
 
@@ -86,7 +92,7 @@ def test_a_refittable_engine_needs_a_gpu(model: Path) -> None:
     proto = onnx.parser.parse_model(graph)
     proto.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [8, 8], [1.0] * 64))
     onnx.save(proto, model)
-    with pytest.raises(BuildError, match=r"Refittable engines are built where a GPU is, .*; leave --refit out"):
+    with pytest.raises(BuildError, match=r"A refittable engine needs a GPU to build, .*; omit --refit"):
         rtx(model, refit=True)
 
 
@@ -96,10 +102,13 @@ def test_a_refittable_engine_needs_a_gpu(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hardware_compatibility": "all"}, "no hardware compatibility 'all'; it is one of ampere-plus, same-compute"),
-        ({"optimization_level": -1}, "the optimization level is -1; levels begin at 0"),
-        ({"workspace": "lots"}, "the workspace 'lots' can't be read; give bytes, or a size such as 512M"),
-        ({"workspace": 0}, "the workspace 0 can't be read"),
+        (
+            {"hardware_compatibility": "all"},
+            "unknown hardware compatibility 'all'; choose one of ampere-plus, same-compute",
+        ),
+        ({"optimization_level": -1}, "the optimization level is -1; pass 0 or more"),
+        ({"workspace": "lots"}, "can't read the workspace 'lots'; pass bytes, or a size such as 512M"),
+        ({"workspace": 0}, "can't read the workspace 0"),
         ({"timing_cache": "m.onnx"}, "the timing cache .* would replace the model"),
         ({"timing_cache": "m.engine"}, "the timing cache .* would replace the engine"),
         ({"more_profiles": ["x=1:2:3"]}, "of rank 1, but x"),
@@ -117,7 +126,7 @@ def test_values_that_there_are_not(
 
 def test_a_static_file_has_one_profile(model: Path) -> None:
     onnx.save(onnx.parser.parse_model(MODEL.replace("batch", "2")), model)
-    with pytest.raises(InputError, match=r"m\.onnx has no dynamic input, so 2 profiles would be one"):
+    with pytest.raises(InputError, match=r"m\.onnx has no dynamic input, so 2 profiles would be identical"):
         rtx(model, profiles=(), more_profiles=[()])
 
 
@@ -166,7 +175,7 @@ def test_what_tensorrt_is_told(tensorrt: Any, model: Path) -> None:
     assert (found["level"], found["hardware"], found["pools"]) == (5, "AMPERE_PLUS", {"WORKSPACE": 2**31})
     assert found["profiles"] == [{"x": [[1, 8], [2, 8], [4, 8]]}, {"x": [[8, 8], [16, 8], [32, 8]]}]
     notes = " ".join(found["engine"].notes)
-    for part in ("refittable", "version-compatible", "can be streamed", "compatibility ampere-plus"):
+    for part in ("refittable", "version-compatible", "weight streaming", "compatibility ampere-plus"):
         assert part in notes
     assert sorted(p.name for p in model.parent.iterdir()) == ["m.engine", "m.onnx"]
 
@@ -174,20 +183,24 @@ def test_what_tensorrt_is_told(tensorrt: Any, model: Path) -> None:
 @pytest.mark.parametrize(
     ("lacks", "options", "said"),
     [
-        ("REFIT", {"refit": True}, "no --refit: it has no builder flag REFIT; leave --refit out"),
-        ("WEIGHT_STREAMING", {"weight_streaming": True}, "no --weight-streaming: it has no builder flag WEIGHT_STREAM"),
+        ("REFIT", {"refit": True}, "--refit: it has no builder flag REFIT; omit --refit"),
+        ("WEIGHT_STREAMING", {"weight_streaming": True}, "--weight-streaming: it has no builder flag WEIGHT_STREAM"),
         ("VERSION_COMPATIBLE", {"version_compatible": True}, "it has no builder flag VERSION_COMPATIBLE"),
-        ("lean", {"version_compatible": True}, "want of the lean runtime; install .*pip install tensorrt-lean"),
+        (
+            "lean",
+            {"version_compatible": True},
+            "because the lean runtime is missing; install .*pip install tensorrt-lean",
+        ),
         ("SAME_COMPUTE_CAPABILITY", {"hardware_compatibility": "same-compute-capability"}, "it has no hardware compat"),
-        ("WORKSPACE", {"workspace": 1}, "no --workspace: it has no limit of the workspace"),
-        ("level", {"optimization_level": 4}, "level 4 was asked for, and it goes to 3"),
+        ("WORKSPACE", {"workspace": 1}, "--workspace: it has no workspace limit"),
+        ("level", {"optimization_level": 4}, "level 4 was requested, but it uses 3"),
     ],
 )
 def test_what_tensorrt_lacks_is_refused_by_name(
     lacks: str, options: dict[str, Any], said: str, tensorrt: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_LACKS", lacks)
-    with pytest.raises(InputError, match=f"TensorRT takes .*{said}"):
+    with pytest.raises(InputError, match=f"TensorRT does not support .*{said}"):
         tensorrt(**options)
     assert [p.name for p in model.parent.iterdir()] == ["m.onnx"]
 
@@ -257,7 +270,7 @@ def test_a_timing_cache_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cache_that_another_gpu_wrote_meanwhile_is_left(tmp_path: Path) -> None:
     path = tmp_path / "times"
     path.write_text('{"gpu": "other", "times": {"conv": 3}}')
-    assert "the timing cache times was left as it is" in timed(path, conv=1)
+    assert "the timing cache times was not changed" in timed(path, conv=1)
     assert json.loads(path.read_text())["gpu"] == "other"
 
 
@@ -270,7 +283,7 @@ def test_options_on_the_command_line_and_in_the_report(model: Path) -> None:
     command += ["--workspace", "256M", "--weight-streaming", "--report", "r.json"]
     done = subprocess.run(command, cwd=model.parent, capture_output=True, text=True, check=True)
     assert "profile 1, x: 2×8 to 8×8, best at 4×8" in done.stdout
-    assert "note: weights can be streamed" in done.stdout
+    assert "note: weight streaming" in done.stdout
     engine = json.loads(model.with_name("r.json").read_text())["engine"]
     assert engine["options"] == {
         "timing_cache": None,

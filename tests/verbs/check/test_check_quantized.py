@@ -102,7 +102,7 @@ def test_a_pair_that_keeps_a_convolution_from_its_activation() -> None:
     blocked = model(pair("x"), weight("w"), conv(y="c"), pair("c"), relu("c_back", "y"))
     (problem,) = find_quantization_problems(blocked, "any", None)
     assert (problem.rule, problem.node) == ("blocked-fusion", "c_Q")
-    assert problem.message == "Conv can't take Relu in: its result is quantized between the two"
+    assert problem.message == "Conv can't be fused with Relu: its output is quantized between the two"
     behind = model(pair("x"), weight("w"), conv(y="c"), relu("c", "r"), pair("r"), relu("r_back", "y"))
     assert found(behind) == []
     shared = model(*GOOD[:2], conv(y="c"), pair("c"), relu("c_back", "r"), helper.make_node("Add", ["c", "r"], ["y"]))
@@ -144,7 +144,7 @@ def test_check_tells_them(tmp_path: Path) -> None:
     result = normdeploy.check(tmp_path / "m.onnx", runtime="tensorrt-rtx", fail_on="asymmetric")
     assert not result
     assert {(p.rule, p.level) for p in result.files[0].findings} == {("asymmetric", "error"), ("per-tensor", "warning")}
-    with pytest.raises(InputError, match=r"the compute capability is 'ada'; give it as NVIDIA writes it"):
+    with pytest.raises(InputError, match=r"can't read the compute capability 'ada'; write it as NVIDIA does"):
         normdeploy.check(tmp_path / "m.onnx", compute_capability="ada")
 
 

@@ -123,7 +123,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
     told = _exported(folder, tmp_path / named)
     assert told.exit_code == 1
     assert isinstance(told.exception, InputError)
-    assert "all parts are a folder" in str(told.exception)
+    assert "the parts need a folder" in str(told.exception)
     assert f"{named.removesuffix('.onnx')}-onnx" in str(told.exception)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "there"]
     assert (tmp_path / "there").read_text() == "kept"
@@ -132,7 +132,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
 def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "mine").write_text("kept")
-    with pytest.raises(NormdeployError, match="not an empty folder; give another name"):
+    with pytest.raises(NormdeployError, match="not an empty folder; choose another name"):
         normdeploy.export_parts(folder, tmp_path / "made")
     with pytest.raises(NormdeployError, match="no folder 'nowhere'; make it first"):
         normdeploy.export_parts(folder, tmp_path / "nowhere" / "made")
@@ -143,8 +143,8 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     ("options", "said"),
     [
         (["--input", "x[batch,4]"], "inputs is of one part"),
-        (["--model", "a:b"], "model is of one part"),
-        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate holds the inputs of one part"),
+        (["--model", "a:b"], "model applies to one part"),
+        (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],
 )
 def test_options_of_one_part_are_refused(options: list[str], said: str, folder: Path, tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_options_of_one_part_are_refused(options: list[str], said: str, folder: 
 
 def test_what_has_no_parts_is_refused(folder: Path, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match="no Hugging Face folder, so it has no parts: leave --part out"):
+    with pytest.raises(InputError, match="not a Hugging Face folder, so it has no parts: omit --part"):
         normdeploy.export_parts(tmp_path / "x.pt", tmp_path / "made")
     with pytest.raises(InputError, match=r"the part 'all' is a folder of files.*export_parts"):
         normdeploy.export(folder, part="all")
-    with pytest.raises(InputError, match="the part 'encoder' alone is one file"):
+    with pytest.raises(InputError, match="the part 'encoder' is a single file"):
         normdeploy.export_parts(folder, tmp_path / "made", part="encoder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "x.pt"]
 
@@ -173,7 +173,7 @@ def test_a_folder_to_verify_has_all_parts(folder: Path, tmp_path: Path) -> None:
     assert told.exit_code == 1
     assert "has no decoder_model.onnx, decoder_with_past_model.onnx" in str(told.exception)
     told = CliRunner().invoke(app, [*command, str(tmp_path / "x.onnx")])
-    assert "given with 1 more" in str(told.exception)
+    assert "passed with 1 more" in str(told.exception)
     told = CliRunner().invoke(app, [*command, "--dataset", "x.npz"])
     assert "--dataset is for one file" in str(told.exception)
 
@@ -197,7 +197,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
     assert asked == list(PART_FILES)
     assert told.exit_code == 1, told.output
     assert "1 of 3 parts fail: decoder_model.onnx" in told.output
-    assert "no part has such a name: decoder_model_merged.onnx" in told.output
+    assert "because no part has this name: decoder_model_merged.onnx" in told.output
     normdeploy.export(net, torch.ones(2, 4), output=tmp_path / "made" / "decoder_model.onnx")
     found = normdeploy.verify_parts(folder, tmp_path / "made", seeds=1)
     assert found
@@ -216,7 +216,7 @@ def test_a_part_is_prepared_anew_after_another(tmp_path: Path) -> None:
     net = Net().eval()
     net.forward = lambda *_: None  # type: ignore[method-assign, assignment]
     with pytest.raises(
-        InputError, match=r"no encoder-decoder, so it has no parts; leave --part out.*text-generation-with-past"
+        InputError, match=r"not an encoder-decoder, so it has no parts; omit --part.*text-generation-with-past"
     ):
         HuggingfaceFolder(tmp_path, net, None, frozenset()).prepare_part("encoder")
     assert "forward" not in vars(net)
@@ -296,7 +296,9 @@ def test_dims_go_to_the_parts_that_have_them(bart: Path) -> None:
     load_of = {file: read_record(onnx.load(bart / "onnx" / file))["load"] for file in FILES}
     assert [load["part"] for load in load_of.values()] == list(PART_FILES)
     assert all(load["dims"] == ["seq=1:5:32", "batch=1:2:4"] for load in load_of.values())
-    with pytest.raises(InputError, match="the dim 'sequence' is in no part: they have batch, decoder_seq, past, seq"):
+    with pytest.raises(
+        InputError, match="the dim 'sequence' is not in any part; the parts have the dims batch, decoder_seq, past, seq"
+    ):
         normdeploy.export_parts(bart / "model", bart / "other", dims="sequence=1:2:3")
     assert not (bart / "other").exists()
     assert (bart / "onnx" / "config.json").read_bytes() == (bart / "model" / "config.json").read_bytes()
@@ -322,8 +324,10 @@ def test_models_without_parts_say_what_to_do(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match=r"GPT2LMHeadModel is no encoder-decoder.*--task text-generation-with-past"):
+    with pytest.raises(
+        InputError, match=r"GPT2LMHeadModel is not an encoder-decoder.*--task text-generation-with-past"
+    ):
         normdeploy.export_parts(tmp_path / "model", tmp_path / "made")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
-    with pytest.raises(InputError, match="no encoder-decoder"):
+    with pytest.raises(InputError, match="not an encoder-decoder"):
         load(tmp_path / "model", part="encoder")

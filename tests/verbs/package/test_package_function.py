@@ -130,10 +130,10 @@ X, Y = TritonPort("x", "float32", ("n", 3)), TritonPort("y", "int64", ("n",))
     ("inputs", "outputs", "batch", "why"),
     [
         ([X], [Y], "n", ""),
-        ([X, TritonPort("z", "float32", ("m", 3))], [Y], "", "do not begin with one dynamic dim"),
-        ([X], [TritonPort("y", "float32", (3,))], "", "do not begin"),
-        ([X], [TritonPort("y", "float32", ())], "", "do not begin"),
-        ([TritonPort("x", "float32", (None, 3))], [TritonPort("y", "float32", (None, 3))], "", "do not begin"),
+        ([X, TritonPort("z", "float32", ("m", 3))], [Y], "", "do not start with one dynamic dim"),
+        ([X], [TritonPort("y", "float32", (3,))], "", "do not start"),
+        ([X], [TritonPort("y", "float32", ())], "", "do not start"),
+        ([TritonPort("x", "float32", (None, 3))], [TritonPort("y", "float32", (None, 3))], "", "do not start"),
         ([X], [TritonPort("similarity", "float32", ("n", "n"))], "", "also another dim of 'similarity'"),
     ],
 )
@@ -151,7 +151,7 @@ def test_only_a_model_that_takes_single_rows_is_batched() -> None:
         return make_serving("n", "", wanted, (least, 4, 8))
 
     assert served(1) == ServingOptions(8, (4, 8), 1)
-    assert served(2) == ServingOptions(0, (), 1, "the dim 'n' is 2 at least, and Triton sends single rows too")
+    assert served(2) == ServingOptions(0, (), 1, "the dim 'n' is at least 2, but Triton also sends single rows")
     with pytest.raises(InputError, match="'n' is 2 at least"):
         served(2, 8)
 
@@ -164,7 +164,7 @@ def test_a_bundle_with_something_else_in_it_is_not_replaced(bundle: Path, put: C
     wanted = PackageCall("m.onnx", bundle, replace=True)
     assert check_target(wanted) == bundle
     put(bundle / "own")
-    with pytest.raises(InputError, match=r"holds files that are not its own and would be lost: \['own"):
+    with pytest.raises(InputError, match=r"contains files that are not part of it and would be lost: \['own"):
         check_target(wanted)
 
 
@@ -228,7 +228,7 @@ def test_engines(tmp_path: Path) -> None:
     path = written(tmp_path, ADD)
     for name, magic in (("a", b"ftrt"), ("b", b"ftrt"), ("r", b"vtrt")):
         (tmp_path / name).write_bytes(magic + name.encode())
-    with pytest.raises(InputError, match=r"which GPU each is for; they are for \['8.6', '\?'\]"):
+    with pytest.raises(InputError, match=r"the GPU of each; the compute capabilities are \['8.6', '\?'\]"):
         normdeploy.package(path, tmp_path / "out", feeds=given(), engines=[f"8.6={tmp_path / 'a'}", tmp_path / "b"])
     engines = [f"8.6={tmp_path / 'a'}", f"12.0={tmp_path / 'b'}", tmp_path / "r"]
     found = normdeploy.package(path, tmp_path / "out", feeds=given(), engines=engines, max_batch=2)
@@ -324,7 +324,7 @@ def test_names_from_the_file_become_no_paths(tmp_path: Path) -> None:
 def test_half_precision(made: Path, tmp_path: Path, precision: str) -> None:
     normdeploy.export(made / "model.pt", output=tmp_path / "half.onnx", precision=precision)
     if precision == "bf16":
-        with pytest.raises(InputError, match=r"would not load half.onnx on the CPU: .* give --provider cuda"):
+        with pytest.raises(InputError, match=r"can't load half.onnx on the CPU: .* pass --provider cuda"):
             normdeploy.package(tmp_path / "half.onnx", tmp_path / "b", source=made / "model.pt")
         assert not (tmp_path / "b").exists()
     provider = "cpu" if precision == "fp16" else "cuda"
@@ -366,7 +366,7 @@ def test_a_file_that_states_no_sizes_is_packaged_at_those_that_are_tried(tmp_pat
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "open.onnx")
     made = normdeploy.package(tmp_path / "open.onnx", tmp_path / "bundle")
-    assert any("which sizes n take: samples are made of n=1 to 64" in note for note in made.notes)
+    assert any("the sizes of n: samples have n=1 to 64" in note for note in made.notes)
     assert parsed(next((tmp_path / "bundle").rglob("config.pbtxt")).read_text()).max_batch_size == 64
 
 
@@ -384,7 +384,7 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
             normdeploy.package(path, bundle, feeds=given(), replace=True)
     assert (bundle / "manifest.json").read_bytes() == before
     assert not list(tmp_path.glob(".bundle.*"))  # what the dead run had left is swept too
-    with pytest.raises(InputError, match="holds a bundle already; replace it with --replace"):
+    with pytest.raises(InputError, match="already contains a bundle; replace it with --replace"):
         normdeploy.package(path, bundle, feeds=given())
     (bundle / "mine.txt").touch()
     with pytest.raises(InputError, match=r"would be lost: \['mine.txt'\]"):
@@ -399,21 +399,21 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
         assert json.loads((bundle / "manifest.json").read_text())["source"]["file"] == "model.onnx"
         assert not (bundle / "certificates").exists()
         assert not list(tmp_path.glob(".bundle.*"))
-    with pytest.raises(InputError, match="is not empty and no bundle of ours"):
+    with pytest.raises(InputError, match="exists and is not a normdeploy bundle"):
         normdeploy.package(path, tmp_path, feeds=given(), replace=True)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": "a/b"}, "the name 'a/b' is none for Triton .*'a_b' would be one"),
-        ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' goes from 1 to 3"),
-        ({"provider": "tpu"}, "no provider 'tpu'"),
+        ({"name": "a/b"}, "the name 'a/b' is not valid for Triton .*use 'a_b'"),
+        ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' ranges from 1 to 3"),
+        ({"provider": "tpu"}, "unknown provider 'tpu'"),
         ({"instances": 0}, "instances is 0"),
-        ({"instances": 2**40}, "give 1 to 1024 instances"),
+        ({"instances": 2**40}, "pass 1 to 1024 instances"),
         ({"engines": ["none.engine"]}, "no engine 'none.engine'"),
-        ({"report_from": __file__}, "is no report of normdeploy"),
-        ({"output": "no/folder"}, "there is no folder 'no'"),
+        ({"report_from": __file__}, "is not a report of normdeploy"),
+        ({"output": "no/folder"}, "folder not found: 'no'"),
         ({"output": __file__}, "it is a file"),
     ],
 )
@@ -428,18 +428,16 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
 
 def test_random_outputs_are_no_evidence(tmp_path: Path) -> None:
     path = written(tmp_path, "g (float[n, 3] x) => (float[n, 3] y) { z = RandomNormalLike(x) y = Add(x, z) }")
-    with pytest.raises(InputError, match="gives other outputs each time"):
+    with pytest.raises(InputError, match="returns different outputs for the same inputs"):
         normdeploy.package(path, tmp_path / "b", feeds=given())
 
 
 def test_a_report_of_another_file_gives_no_certificates(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is of another file"):
+    with pytest.raises(InputError, match="belongs to another file"):
         normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given(), report_from=made / "export.json")
 
 
-@pytest.mark.parametrize(
-    ("found", "said"), [(None, "--report-from"), (0, "the report given holds no certificate"), (2, "")]
-)
+@pytest.mark.parametrize(("found", "said"), [(None, "--report-from"), (0, "the report has no certificates"), (2, "")])
 def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
     """A hint to give the report only where none was given."""
     judged = Mock(notes=())

@@ -66,7 +66,7 @@ def test_outputs_are_stated_as_onnxruntime_infers_them(tmp_path: Path, text: str
         ("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }", ""),
         (
             "g (float[n, k] x) => (float[n, k] y) { y = Relu(x) }",
-            "it says that 'y' has the dims [3], the model has y:float32[n, k]",
+            "it declares 'y' with the dims [3], but the model has y:float32[n, k]",
         ),
         (
             "g (float[3, 3] x) => (float[3, 3] y) { y = Relu(x) }",
@@ -86,7 +86,7 @@ def test_recheck_says_that_triton_would_refuse_a_newer_file(tmp_path: Path, newe
 def test_types(tmp_path: Path) -> None:
     half = written(tmp_path, "g (bfloat16[n, 3] x) => (bfloat16[n, 3] y) { y = Identity(x) }")
     made = normdeploy.package(half, tmp_path / "b", feeds={"x": rows()["x"].astype(ml_dtypes.bfloat16)})
-    assert any("takes no bfloat16 (x, y) and will not load model_onnx" in note for note in made.notes)
+    assert any("does not support bfloat16 (x, y) and can't load model_onnx" in note for note in made.notes)
     words = written(tmp_path, "g (string[n, 3] x) => (string[n, 3] y) { y = Identity(x) }")
-    with pytest.raises(InputError, match="'x' is of type string, and samples are plain arrays"):
+    with pytest.raises(InputError, match="'x' has the dtype string, which arrays in samples"):
         normdeploy.package(words, tmp_path / "c", feeds=rows())

@@ -133,7 +133,7 @@ def test_verify_static_program_says_at_which_size_alone(tmp_path: Path) -> None:
     with_record(file, lambda record: record["load"].clear())
     verdict = normdeploy.verify(static, file)
     assert verdict
-    assert "verified at batch=4 only; net.onnx takes other sizes there" in str(verdict)
+    assert "verified at batch=4 only; net.onnx accepts other sizes" in str(verdict)
     command = ["verify", str(static), str(file), "-q"]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert CliRunner().invoke(app, [*command, "--strict"]).exit_code == 1
@@ -146,7 +146,7 @@ def test_verify_engine_without_gpu_is_neither_pass_nor_fail(program: Path) -> No
     verdict = normdeploy.verify(program, plan)
     assert not verdict
     assert verdict.outcome == "not run"
-    assert "neither right nor wrong" in str(verdict)
+    assert "neither passed nor failed" in str(verdict)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def cast_result(proto: onnx.ModelProto, place: int, to: int, back: int) -> onnx.
 def test_a_half_file_of_torch_is_verified_as_one(net: Net, folder: Path, how: str) -> None:
     comparison = normdeploy.verify(net, folder / f"{how}.onnx", inputs=SPEC)
     assert comparison, comparison.table()
-    assert any(f"eager was run in {how} too" in note for note in comparison.notes)
+    assert any(f"eager also ran in {how}" in note for note in comparison.notes)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_layer_in_bfloat16_fails_in_a_float16_file(net: Net, folder: Path, t
     onnx.save(proto, tmp_path / "wrong.onnx")
     comparison = normdeploy.verify(net, tmp_path / "wrong.onnx", inputs=SPEC)
     assert not comparison
-    assert any("have a type coarser than float16" in r.reason for r in comparison.results)
+    assert any("have a coarser dtype than float16" in r.reason for r in comparison.results)
 
 
 def test_a_record_does_not_make_a_file_half() -> None:

@@ -18,7 +18,7 @@ def lengths(*values: int) -> dict[str, np.ndarray]:
 
 def test_an_integer_that_every_failing_case_has_is_named() -> None:
     told = find_failing_integers([lengths(0, 7), lengths(5, 0)], [lengths(7, 5), lengths(1, 12)])
-    assert told == "only where 'lengths' has 0, which no input that passes has"
+    assert told == "only when 'lengths' contains 0, which no passing input contains"
 
 
 def test_an_integer_that_a_passing_case_has_too_is_not_named() -> None:
@@ -49,4 +49,4 @@ def test_a_file_that_gives_nan_at_length_0_alone_says_so(tmp_path: Path) -> None
     found = normdeploy.verify(Mean().eval(), tmp_path / "mean.onnx", args, seeds=1)
     failed = [r for r in found.results if not r]
     assert failed
-    assert all("only where 'lengths' has 0, which no input that passes has" in r.reason for r in failed)
+    assert all("only when 'lengths' contains 0, which no passing input contains" in r.reason for r in failed)

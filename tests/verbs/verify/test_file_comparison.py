@@ -168,7 +168,7 @@ def test_the_user_s_own_inputs_are_run_alone(net: LoadedModel, proto: onnx.Model
         "given input 0",
         "given input 1",
     )
-    with pytest.raises(InputError, match=r"given input 0: .* is not given"):
+    with pytest.raises(InputError, match=r"given input 0: .* needs the inputs"):
         verified(net, proto, tmp_path, inputs={"y": one["x"]})
     with pytest.raises(InputError, match="nothing to compare on"):
         verified(net, proto, tmp_path, inputs=[])
@@ -247,7 +247,7 @@ def test_a_planted_fault_fails(name: str, net: LoadedModel, proto: onnx.ModelPro
         result = of(comparison, "logits", runtime)
         assert result.verdict == "fail"
         assert re.search(said, result.reason) if said else result.max_abs_error > result.allowed
-        assert "optimizer is the culprit" not in result.reason
+        assert "optimizer is the cause" not in result.reason
     assert any("['other']" in note for note in comparison.notes) == (name == "a missing output")
 
 
@@ -275,7 +275,7 @@ def test_a_file_that_holds_for_one_size_only(net: LoadedModel, proto: onnx.Model
 
 def test_files_of_something_else(net: LoadedModel, proto: onnx.ModelProto, tmp_path: Path) -> None:
     other = from_module(nn.ReLU().eval(), inputs=["z:float32[2]"])
-    with pytest.raises(InputError, match=r"takes the inputs \['x'\], the model takes \['z'\]"):
+    with pytest.raises(InputError, match=r"has the inputs \['x'\], but the model has \['z'\]"):
         verified(other, proto, tmp_path)
     (tmp_path / "junk.onnx").write_bytes(b"junk" * 9)
     with pytest.raises(GraphError, match="not an ONNX file"):
@@ -318,9 +318,11 @@ def test_onnxruntime_s_optimizer_is_named(
     comparison = verified(net, proto, tmp_path)
     assert not comparison
     assert of(comparison, "logits", OFF)
-    assert "onnxruntime's optimizer is the culprit" in of(comparison, "logits", ON).reason
+    assert "onnxruntime's optimizer is the cause" in of(comparison, "logits", ON).reason
     assert of(comparison, "label", ON)
-    assert not any("culprit" in r.reason for r in comparison.results if r.output != "logits" or r.runtime != ON)
+    assert not any(
+        "optimizer is the cause" in r.reason for r in comparison.results if r.output != "logits" or r.runtime != ON
+    )
 
 
 class Overflows(nn.Module):
@@ -337,13 +339,13 @@ def test_a_model_that_overflows_is_told_from_a_file_that_is_wrong(tmp_path: Path
     eager = of(comparison, "output", "eager")
     assert not eager
     assert re.match(r"inf where the reference is \d{3}\.", eager.reason)
-    (note,) = (note for note in comparison.notes if "the model itself leaves the range of float16" in note)
-    assert note.endswith("what a file gives at elements that are not finite there is not judged")
+    (note,) = (note for note in comparison.notes if "the model itself exceeds the range of float16" in note)
+    assert note.endswith("a file's outputs are not judged at these non-finite elements")
 
     meddle(lambda runner, result: result["output"].fill(np.inf))
     comparison = verified(model, export_to_proto(model), tmp_path)
     assert not comparison
-    assert "eager fails here too" in of(comparison, "output", OFF).reason
+    assert "eager also fails here" in of(comparison, "output", OFF).reason
 
 
 def test_nan_and_infinity_may_stand_where_the_reference_has_them(tmp_path: Path, meddle: Any) -> None:
@@ -388,7 +390,7 @@ def test_integers_that_hang_on_a_rounding_are_counted(tmp_path: Path, meddle: An
     result = of(verified(model, export_to_proto(model), tmp_path), "output", OFF)
     assert not result
     assert result.reason.startswith(
-        "2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding decides there"
+        "2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding explains it"
     )
 
 
@@ -432,7 +434,7 @@ def test_what_was_not_run_is_said_and_never_passes(
     monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
     assert verified(net, proto, tmp_path).not_run == (
         NotRun("onnxruntime CUDA", "no GPU: none here"),
-        NotRun("TensorRT", "no engine was given"),
+        NotRun("TensorRT", "no engine was passed"),
     )
     (tmp_path / "m.engine").write_bytes(b"vtrt and more")
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
@@ -469,7 +471,7 @@ def test_an_engine_is_run_within_its_profile(
     name = "TensorRT-RTX (m.engine)"
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
     assert of(comparison, "logits", name)
-    told = rf"{re.escape(name)}: 4 of \d+ cases lie outside the engine's profile and were not run"
+    told = rf"{re.escape(name)}: 4 of \d+ cases are outside the engine's profile and were not run"
     assert any(re.fullmatch(told, note) for note in comparison.notes)
 
     monkeypatch.setattr(Engine, "largest", 0)
@@ -478,7 +480,7 @@ def test_an_engine_is_run_within_its_profile(
     assert (
         NotRun(
             name,
-            "every case lies outside the engine's profile; build it for the sizes that the model takes",
+            "all cases are outside the engine's profile; build it for the sizes that the model accepts",
             "m.engine",
         )
         in comparison.not_run
@@ -496,7 +498,7 @@ def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:
     assert all(comparison.results)
     assert not comparison
     assert [m.runtime for m in comparison.not_run if "Could not find an implementation" in m.reason] == [OFF, ON]
-    assert "no runtime could be run on m.onnx: nothing is shown about it" in comparison.notes
+    assert "no runtime could run m.onnx: nothing is known about it" in comparison.notes
 
 
 def test_a_bfloat16_file_is_judged_node_by_node_where_the_cpu_has_no_kernel(tmp_path: Path) -> None:

@@ -86,11 +86,17 @@ def test_drift_of_a_file_whose_outputs_are_swapped(tmp_path: Path) -> None:
         (
             "a=x",
             (
-                "map a=x can't be: 'a' is an output of f.onnx, and 'x' an input of the model; .* outputs onto outputs:"
-                " a=a or a=b"
+                "map a=x mixes inputs and outputs: 'a' is an output of f.onnx, but 'x' is an input of the model; .*"
+                " outputs to outputs: a=a or a=b"
             ),
         ),
-        ("x=b", "map x=b can't be: 'x' is an input of f.onnx, and 'b' an output of the model; .*: x=x or x=z"),
+        (
+            "x=b",
+            (
+                "map x=b mixes inputs and outputs: 'x' is an input of f.onnx, but 'b' is an output of the model; .*"
+                ": x=x or x=z"
+            ),
+        ),
     ],
 )
 def test_an_output_is_not_mapped_onto_an_input(said: str, told: str, tmp_path: Path) -> None:
@@ -127,12 +133,12 @@ def test_an_input_that_the_model_does_not_use_may_be_left_out_of_the_file(tmp_pa
         onnx.save(onnx.parser.parse_model(text.replace("OTHER", other)), path)
         comparison = normdeploy.verify(Padded().eval(), path, inputs=inputs, seeds=1)
         assert bool(comparison) is right
-        assert f"{path.name} does not take kinds, which the model does not use" in comparison.notes
+        assert f"{path.name} does not have the inputs kinds, which the model does not use" in comparison.notes
 
 
 def test_an_input_that_the_model_uses_may_not_be_left_out(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> net (float[b,n] x) => (float[b,n] output) { output = Abs (x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "one.onnx")
     inputs = ["x:float32[b,n]", "mask:float32[b,n]", "kinds:int64[b,n]"]
-    with pytest.raises(InputError, match="is it a file of this model"):
+    with pytest.raises(InputError, match="was the file exported from this model"):
         normdeploy.verify(Padded().eval(), tmp_path / "one.onnx", inputs=inputs, seeds=1)

@@ -14,7 +14,7 @@ from normdeploy.verbs.verify.file_comparison import compare_files
 from tests import quantized_files as files
 
 MODELS = {"net": files.net, "conv": files.conv}
-NOTE = "lie beyond the calibrated ranges"
+NOTE = "exceed the calibrated ranges"
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -15,7 +15,7 @@ from normdeploy.loading import from_module
 from normdeploy.verbs.verify.file_comparison import compare_files
 
 INPUT = "x:float32[3,6]"
-NOTE = "holds a Clip without one of its bounds"
+NOTE = "has a Clip without one of its bounds"
 
 
 class Bounded(nn.Module):

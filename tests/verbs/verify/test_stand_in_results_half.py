@@ -17,7 +17,7 @@ from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.file_comparison import compare_files
 
 INPUT = "x:float32[batch=1:2:4,8,16]"
-TOLD = "half.onnx is not fit for inputs as large as 'times 100"
+TOLD = "half.onnx does not fit inputs as large as 'times 100"
 
 
 class Deviation(nn.Module):

@@ -58,7 +58,7 @@ def test_verify_module_that_differs_from_its_trace_fails(tmp_path: Path) -> None
     verdict = normdeploy.verify(net, file, x)
     assert not verdict
     assert verdict.outcome == "failed"
-    assert "the model as it runs and its trace differ" in str(verdict)
+    assert "the module and its trace differ" in str(verdict)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_verify_module_whose_trace_is_right_passes(net: nn.Module, args: Any, kw
     normdeploy.export(net.eval(), args, kwargs, output=tmp_path / "net.onnx")
     verdict = normdeploy.verify(net, tmp_path / "net.onnx", args, kwargs)
     assert verdict, str(verdict)
-    assert not any("was not run beside its trace" in note for note in verdict.notes)
+    assert not any("was not compared with its trace" in note for note in verdict.notes)
 
 
 def test_verify_leaves_the_state_of_the_module_alone(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_verify_state_that_reaches_the_output_fails(tmp_path: Path) -> None:
     normdeploy.export(net, x, output=tmp_path / "net.onnx")
     verdict = normdeploy.verify(net, tmp_path / "net.onnx", x)
     assert not verdict
-    assert "the model keeps state from call to call" in str(verdict)
+    assert "the model keeps state between calls" in str(verdict)
 
 
 def test_verify_encoder_layer_with_padding_passes(tmp_path: Path) -> None:
@@ -174,5 +174,5 @@ def test_verify_out_of_time_says_that_the_module_was_not_run_on_all_inputs(tmp_p
     net, x, file = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(3, 8), tmp_path / "net.onnx"
     normdeploy.export(net, x, output=file)
     verdict = normdeploy.verify(net, file, x, max_seconds=1e-9)
-    assert any("the module itself was not run beside its trace, for want of time" in note for note in verdict.notes)
-    assert verdict.limits == ("as far as 1e-09 s go",)
+    assert any("the module itself was not compared with its trace, for lack of time" in note for note in verdict.notes)
+    assert verdict.limits == ("within 1e-09 s",)

@@ -152,12 +152,12 @@ def test_an_engine_may_lack_its_gpu_and_an_onnx_file_may_not_lack_every_runtime(
 def test_what_is_no_file_of_the_model_is_told_before_anything_runs(
     net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None
 ) -> None:
-    with pytest.raises(InputError, match="there is no file to compare"):
+    with pytest.raises(InputError, match="no file to compare"):
         compare_files(net, [])
-    with pytest.raises(InputError, match=r"there is no file '.*missing.onnx'"):
+    with pytest.raises(InputError, match=r"file not found: '.*missing.onnx'"):
         compare_files(net, [folder / "right.onnx", tmp_path / "missing.onnx"])
     other = from_module(nn.ReLU().eval(), inputs=["z:float32[2]"])
-    with pytest.raises(InputError, match=r"right.onnx takes the inputs \['x', 'y'\], the model takes \['z'\]"):
+    with pytest.raises(InputError, match=r"right.onnx has the inputs \['x', 'y'\], but the model has \['z'\]"):
         compare_files(other, folder / "right.onnx")
 
 
@@ -237,12 +237,12 @@ ONES = np.ones((3, 48), np.float32)
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": ONES}, r"in.npz: the model is not given \['y'\]; it takes \['x', 'y'\], it was given \['x'\]"),
+        ({"x": ONES}, r"in.npz: the model needs the inputs \['y'\]; expected \['x', 'y'\], got \['x'\]"),
         ({"x": ONES, "y": ONES, "z": ONES}, r"has no inputs \['z'\]"),
-        ({"x": ONES.astype(np.float64), "y": ONES}, "input 'x' is float32, it was given float64; convert it"),
-        ({"x": ONES.astype(np.float16), "y": ONES}, "input 'x' is float32, it was given float16; convert it"),
-        ({"x": ONES[:, :5], "y": ONES}, r"input 'x' has shape \[batch, 48\], it was given \[3, 5\]"),
-        ({"x": ONES[0], "y": ONES}, r"it was given \[48\]; the batch dim is missing: x\[None\]"),
+        ({"x": ONES.astype(np.float64), "y": ONES}, "input 'x' is float32, but got float64; convert it"),
+        ({"x": ONES.astype(np.float16), "y": ONES}, "input 'x' is float32, but got float16; convert it"),
+        ({"x": ONES[:, :5], "y": ONES}, r"input 'x' has shape \[batch, 48\], but got \[3, 5\]"),
+        ({"x": ONES[0], "y": ONES}, r"but got \[48\]; the batch dim is missing: x\[None\]"),
         ({"x": ONES[:0], "y": ONES[:0]}, "no input has an element"),
         ({"x": ONES, "y": ONES[:2]}, r"the dim 'batch' is 3 in input 'x' and 2 in input 'y'"),
     ],
@@ -257,7 +257,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs(
 def test_files_that_hold_no_plain_arrays_are_refused(
     net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None
 ) -> None:
-    with pytest.raises(InputError, match=r"there is no file '.*none.npz'"):
+    with pytest.raises(InputError, match=r"file not found: '.*none.npz'"):
         compare_files(net, folder / "right.onnx", inputs=tmp_path / "none.npz")
     with pytest.raises(InputError, match="pickled objects, which are never loaded"):
         compare_files(net, folder / "right.onnx", inputs=saved(tmp_path / "in.npz", x=np.array([print], dtype=object)))
@@ -335,7 +335,7 @@ def test_the_fusion_that_breaks_a_file_is_named(name: str, tmp_path: Path) -> No
     assert found[OFF]
     assert found[OFF].culprit == ()
     assert found[ON].culprit == (name,)
-    assert f"onnxruntime's optimizer is the culprit: {name}; with it disabled the file passes" in found[ON].reason
+    assert f"onnxruntime's optimizer is the cause: {name}; with it disabled the file passes" in found[ON].reason
     assert any(f'"optimization.disable_specified_optimizers", "{name}"' in note for note in comparison.notes)
     assert json.loads(json.dumps(comparison.to_json()))["results"][-1]["culprit"] == [name]
 
@@ -392,7 +392,7 @@ def test_drift_says_where_a_file_leaves_the_bound(
         assert first == (None if file == "right.onnx" else "norm")
         assert {"norm", "last.1"} <= {p.module for p in points}
         assert points[-1].where == "output output"
-    assert "no drift of plan: an engine can't be looked into" in comparison.notes
+    assert "no drift of plan: the inner tensors of an engine can't be read" in comparison.notes
     rows = {row[:2]: row for row in outline_drift(comparison.drift)}
     assert rows["wrong.onnx", OFF][3] == "norm"
     assert rows["wrong.onnx", OFF][5].startswith("norm: ")
@@ -454,7 +454,9 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
 
 def test_an_onnx_file_in_the_place_of_the_model(net: LoadedModel, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"right\.onnx.*is an ONNX file.*give '.*m\.pt' first and it second"):
+    with pytest.raises(
+        InputError, match=r"right\.onnx.*is an ONNX file.*pass '.*m\.pt' first and the ONNX file second"
+    ):
         normdeploy.verify(folder / "right.onnx", tmp_path / "m.pt")
     # Behind a file another file is compared with it.
     assert normdeploy.bisect(folder / "right.onnx", folder / "right.onnx", seeds=1)

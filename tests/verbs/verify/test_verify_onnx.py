@@ -86,7 +86,7 @@ def test_the_same_function_in_other_nodes_under_other_names(how: str, folder: Pa
     assert comparison, comparison.results
     assert comparison.reference == ("a.onnx" if how in ("path", "text", "session") else "net")
     assert {r.runtime for r in comparison.results if not r.file} == {AS_IT_IS}
-    assert "b.onnx: names matched by their order: input is x, out is y, index is best" in comparison.notes
+    assert "b.onnx: names matched by order: input is x, out is y, index is best" in comparison.notes
     assert any("one outlier" in case for case in comparison.cases)
 
 
@@ -160,12 +160,12 @@ def test_half_precision_is_judged_by_the_reference_in_it(folder: Path, tmp_path:
 def test_what_the_file_does_not_say_is_told(folder: Path) -> None:
     assert open_original(folder / "a.onnx", dims=["batch=1:3:17"]).notes == ()
     (note,) = open_original(folder / "a.onnx").notes
-    assert "does not say which sizes batch take: 1 to 64 were tried" in note
+    assert "does not state the sizes of batch: 1 to 64 were tried" in note
     ids = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (int64[?] i) => (float[?] o) { o = Cast <to = 1> (i) }'
     )
     assert [dim.name for spec in open_original(ids).inputs for dim in spec.shape] == ["i_0"]
-    assert any("which values i take: mostly 0 and 1" in note for note in open_original(ids).notes)
+    assert any("the values of i: mostly 0 and 1" in note for note in open_original(ids).notes)
     assert open_original(ids, ["i:int64[n=1:2:3]{0:9}"]).notes == ()
 
 
@@ -174,18 +174,19 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
     for options, said in (
         ({"dims": ["seq=1:2:3"]}, r"a.onnx has no dynamic dim 'seq'; it has \['batch'\]"),
         ({"inputs": ["z:float32[2]"]}, r"a.onnx has no input 'z'; it has \['x'\]"),
-        ({"inputs": ["x:int64[batch,16]"]}, "'x' is float32, and --input says int64"),
-        ({"inputs": ["x[batch]"]}, "has 2 dims, and --input says 1"),
-        ({"trust": True}, "trust: for a PyTorch model"),
-        ({"model": "m:f"}, "model: for a PyTorch model"),
-        ({"drift": True}, "drift looks at the modules of a PyTorch model"),
+        ({"inputs": ["x:int64[batch,16]"]}, "'x' is float32, but --input says int64"),
+        ({"inputs": ["x[batch]"]}, "has 2 dims, but --input says 1"),
+        ({"trust": True}, "trust: applies to a PyTorch model"),
+        ({"model": "m:f"}, "model: applies to a PyTorch model"),
+        ({"drift": True}, "drift compares the modules of a PyTorch model"),
         (
             {"map": ["nothing=x"]},
-            r"'nothing', which is no input or output of a file: b.onnx has \['input', 'out', 'index'\]",
+            r"'nothing', which is not an input or output of any file: b.onnx has \['input', 'out', 'index'\]",
         ),
         (
             {"map": ["input=z"]},
-            r"'z', which is no input or output of the model; it takes \['x'\] and gives \['y', 'best'\]",
+            r"'z', which is not an input or output of the model; it has the inputs \['x'\]"
+            r" and the outputs \['y', 'best'\]",
         ),
         ({"map": ["out=y", "index=y"]}, r"\['out', 'index'\] are all mapped to 'y'"),
     ):
@@ -193,7 +194,7 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
             normdeploy.verify(a, b, **options)  # type: ignore[arg-type]
     onnx.save(model(FUSED.replace("float[n, 16] input", "float[n, 15] input")), tmp_path / "other.onnx")
     with pytest.raises(
-        InputError, match=r"takes the inputs \['input'\], the model takes \['x'\].*input\[\?, 15\] and x\[\?, 16\]"
+        InputError, match=r"has the inputs \['input'\], but the model has \['x'\].*input\[\?, 15\] and x\[\?, 16\]"
     ):
         normdeploy.verify(a, tmp_path / "other.onnx")
 
@@ -297,7 +298,7 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
     )
     (ids, mask), _ = resolve_input_ranges(proto, specs, ["past=0:8:40"])
     assert (ids.shape[1].max, mask.shape[1].max, mask.mask) == (8, 48, True)
-    with pytest.raises(InputError, match=r"'past \+ seq' belongs to no input"):
+    with pytest.raises(InputError, match=r"'past \+ seq' is not in any input"):
         resolve_input_ranges(proto, specs, ["past + seq=1:8:100"])
 
 

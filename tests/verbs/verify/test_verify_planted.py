@@ -242,8 +242,8 @@ def test_a_weight_that_is_off_is_named_with_its_module_and_the_difference(
     (wrong,) = (w for w in verified(net, planted, tmp_path).weights if not w)
     assert (wrong.name, wrong.module, wrong.parameter) == ("down.bias", "down", "down.bias")
     assert wrong.difference == pytest.approx(1e-4, rel=1e-2)
-    assert wrong.reason.startswith("1 of 16 elements are not those of down.bias: ")
-    assert f"at [3] where the model has {before:.9g}" in wrong.reason
+    assert wrong.reason.startswith("1 of 16 elements differ from down.bias: ")
+    assert f"at [3], but the model has {before:.9g}" in wrong.reason
 
 
 def test_all_of_a_weight_off_by_a_little(net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path) -> None:
