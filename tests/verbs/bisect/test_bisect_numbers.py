@@ -40,8 +40,8 @@ def only_fault(right: Function, wrong: Function, folder: Path) -> Fault:
     [
         (lambda y: y.cumsum(1), lambda y: y.cumsum(0), "axis", "has axis 0; with 1 the result is correct"),
         (lambda y: y.flip(1), lambda y: y.flip(0), "axis", "has axis 0; with 1 the result is correct"),
-        (lambda y: (y @ y.T).triu(1), lambda y: (y @ y.T).triu(0), "attribute", "has diagonal 0, with 1"),
-        (lambda y: y.topk(3).values.sum(-1), lambda y: y.topk(2).values.sum(-1), "attribute", "has k 2, with 3"),
+        (lambda y: (y @ y.T).triu(1), lambda y: (y @ y.T).triu(0), "attribute", "has diagonal 0; with 1"),
+        (lambda y: y.topk(3).values.sum(-1), lambda y: y.topk(2).values.sum(-1), "attribute", "has k 2; with 3"),
         (
             lambda y: F.cross_entropy(y, LABELS),
             lambda y: F.cross_entropy(y, LABELS, ignore_index=4),
