@@ -28,8 +28,8 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
     asked = ", ".join(answer["unknown"])
     known = ", ".join(answer["known"])
     return (
-        f"{TITLES[runtime]} does not support compute capability {asked}; it supports {known}. For another GPU, build on a"
-        " machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt, or trtexec --onnx=FILE"
+        f"{TITLES[runtime]} does not support compute capability {asked}; it supports {known}. For another GPU, build"
+        " on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt, or trtexec --onnx=FILE"
         " --saveEngine=FILE"
     )
 
