@@ -223,7 +223,7 @@ LOOKALIKES: tuple[Case, ...] = (
     case(
         "weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"
     ),
-    case("two_consumers", TwoConsumers, (3, 3, 6, 7), FOLDED, row="lookalike", reason="read by others"),
+    case("two_consumers", TwoConsumers, (3, 3, 6, 7), FOLDED, row="lookalike", reason="other nodes also read"),
     case("shared_weight", SharedWeight, (3, 3, 6, 7), FOLDED, row="trap"),
     case(
         "before_padded_conv",

@@ -18,7 +18,7 @@ _NAMES = {
 _PRECISIONS = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 _TYPE_OF = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases)}
 
-"""What a file can be made to compute in, besides the float32 that it is exported in."""
+"""Precisions that a file can compute in, besides the float32 that it is exported in."""
 
 
 def normalize_dtype(name: str) -> str | None:
@@ -50,8 +50,8 @@ def half_precision_of(name: str | None) -> str | None:
         kind = None
     if kind not in _PRECISIONS:
         raise InputError(
-            f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no"
-            " change"
+            f"unknown precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which changes "
+            "nothing"
         )
     return _PRECISIONS[kind]
 

@@ -71,7 +71,7 @@ class RuntimeCrash(GraphError):
 # Exit code if nothing failed and something was not run: no GPU, or a missing package.
 NOT_RUN = 3
 # Start of the message in that case, for every verb.
-NEITHER = "not run, so neither right nor wrong"
+NEITHER = "not run, so neither passed nor failed"
 
 
 class RuntimeUnavailable(NormdeployError):

@@ -67,7 +67,7 @@ class Extension:
         Raises:
             ExtensionError: the package can't be imported or lacks the object.
         """
-        _log.info("%s %s is brought by %s of %s, whose code is run", self.group, self.name, self.value, self.package)
+        _log.info("%s %s is provided by %s of %s, whose code is run", self.group, self.name, self.value, self.package)
         return self.run("can't be imported", self.point.load)
 
     def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -97,8 +97,8 @@ class Extension:
             the error.
         """
         return ExtensionError(
-            f"the package {self.package!r} brings {self.value!r} for {self.group} {self.name!r}, and it {what}; mend or"
-            " remove the package, or leave all such packages out with --no-extensions"
+            f"the package {self.package!r} provides {self.value!r} for {self.group} {self.name!r}, and it {what}; "
+            "fix or remove the package, or ignore all such packages with --no-extensions"
         )
 
 
@@ -125,8 +125,8 @@ def find_extension(group: str, name: str) -> Extension | None:
     matching = [e for e in installed_extensions(group) if e.name == name]
     if len(matching) > 1:
         raise ExtensionError(
-            f"the packages {matching[0].package!r} and {matching[1].package!r} both bring {group} {name!r}; remove one"
-            " of them, or leave all such packages out with --no-extensions"
+            f"the packages {matching[0].package!r} and {matching[1].package!r} both provide {group} {name!r}; remove "
+            "one of them, or ignore all such packages with --no-extensions"
         )
     if matching:
         return matching[0]

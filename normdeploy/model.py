@@ -206,8 +206,8 @@ class InputSpec:
         # numpy allows 64 dims.
         if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:
             raise InputError(
-                f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not"
-                f" negative, and at most {MOST} elements are made; give smaller sizes"
+                f"input {self.name!r} has the shape {list(shape)}, for which no values can be generated: sizes can't "
+                f"be negative, and at most {MOST} elements are generated; pass smaller sizes"
             )
         if self.dtype == "bool":
             return self._unmask_each_row(rng.integers(0, 2, shape), rng).astype(bool)
@@ -216,8 +216,8 @@ class InputSpec:
             low, high = self.range or (0, 2)
             if high <= low:
                 raise InputError(
-                    f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; "
-                    "give a range such as {0:2}"
+                    f"input {self.name!r} has an empty range, from {low} up to but not including {high}; pass a "
+                    "range such as {0:2}"
                 )
             return self._unmask_each_row(self._draw_values(rng.integers, int(low), int(high), shape), rng).astype(kind)
         if self.range is None:
@@ -233,8 +233,8 @@ class InputSpec:
             return np.asarray(draw(low, high, shape))
         except (ValueError, OverflowError) as error:
             raise InputError(
-                f"input {self.name!r} takes values from {low} to {high}, of which none are drawn ({error}); give a"
-                " narrower range"
+                f"input {self.name!r} has values from {low} to {high}, which can't be drawn ({error}); pass a "
+                "narrower range"
             ) from error
 
     def _unmask_each_row(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -12,18 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total); total is 0 where it is not known."""
+"""Called with (stage, done, total); total is 0 if it is unknown."""
 
 PathLike = str | os.PathLike[str]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
-"""Values by the names of tensors: what a model is fed, its weights, its outputs."""
+"""Arrays by tensor name: a model's inputs, weights or outputs."""
 
 Tensors = dict[str, "torch.Tensor"]
-"""The same as tensors of torch."""
+"""The same as torch tensors."""
 
 ProfileRanges = Mapping[str, Any] | Sequence[str]
-"""Ranges of dims or of inputs, as one optimization profile takes them; `normdeploy.runtimes.optimization_profiles`
-reads them."""
+"""Ranges of dims or inputs for one optimization profile; `normdeploy.runtimes.optimization_profiles` parses them."""

@@ -122,8 +122,8 @@ def compile_launch(
     unknown = set(launch.constants) - {n for n, kind in signature.items() if kind == "constexpr"}
     if unknown or names[len(inputs) : len(inputs) + len(launch.scalars)] != list(launch.scalars):
         raise AotError(
-            f"{op.name}: the kernel's parameters {names} are not inputs, {list(launch.scalars)}, outputs and"
-            f" {list(launch.constants)}"
+            f"{op.name}: the kernel's parameters {names} do not match its inputs, {list(launch.scalars)}, outputs "
+            f"and {list(launch.constants)}"
         )
     file = cache_folder() / (_key(launch.kernel, signature, constants, launch.warps, capability) + ".json")
     stored = _read(file)
@@ -216,7 +216,7 @@ def _compile(
             raise AotError(_refused(kernel.__name__, capability, str(error))) from error
     scratch = built.metadata.global_scratch_size, built.metadata.profile_scratch_size
     if any(scratch):
-        raise AotError(f"{built.metadata.name} wants scratch memory of {scratch} bytes, which a plugin has not")
+        raise AotError(f"{built.metadata.name} needs {scratch} bytes of scratch memory, which plugins can't allocate")
     visible = sum(kind != "constexpr" for kind in signature.values())
     ptx = portable(built.asm["ptx"], built.metadata.name, visible)
     try:
@@ -235,9 +235,9 @@ def _refused(kernel: str, capability: tuple[int, int], told: str) -> str:
     words = message.group(1).strip() if message else told.strip()[:300]
     asked, least = (".".join(map(str, c)) for c in (capability, CAPABILITIES[0]))
     return (
-        f"ptxas of Triton {triton.__version__} refuses {kernel} for compute capability {asked}: {words}; install a"
-        f" newer triton, or set NORMDEPLOY_COMPUTE_CAPABILITY to a lower one from {least} on, whose kernels later GPUs"
-        " run"
+        f"ptxas of Triton {triton.__version__} rejected {kernel} for compute capability {asked}: {words}; "
+        f"install a newer triton, or set NORMDEPLOY_COMPUTE_CAPABILITY to a lower one, at least {least}: "
+        "later GPUs run such kernels too"
     )
 
 
@@ -265,21 +265,20 @@ def portable(ptx: str, name: str, visible: int) -> str:
     """
     head = re.search(rf"\.entry {name}\((.*?)\)", ptx, re.DOTALL)
     if head is None:
-        raise AotError(f"no entry {name} in the PTX")
+        raise AotError(f"the PTX has no entry {name}")
     parameters = [line.strip() for line in head.group(1).strip().split(",\n")]
     hidden = [line.split()[-1] for line in parameters[visible:]]
     used = [p for p in hidden if len(re.findall(rf"\b{p}\b", ptx)) > 1]
     if len(hidden) > 2 or len(parameters) < visible or used:
         raise AotError(
-            f"{name}: {len(parameters)} parameters for {visible} arguments, of the hidden ones {used or 'none'} are"
-            " used"
+            f"{name}: {len(parameters)} parameters for {visible} arguments; used hidden parameters: {used or 'none'}"
         )
     kept = ",\n".join(f"\t{line}" for line in parameters[:visible])
     ptx = ptx[: head.start(1)] + f"\n{kept}\n" + ptx[head.end(1) :]
     specific = _SPECIFIC.search(ptx)
     if specific:
-        raise AotError(f"{name} uses {specific.group()}, which one architecture alone has")
+        raise AotError(f"{name} uses {specific.group()}, which only one architecture supports")
     path = re.search(r"^\s*\.(file|loc|section).*|\"[^\"]*\.py\"", ptx, re.MULTILINE)
     if path:
-        raise AotError(f"{name} names a source: {path.group().strip()}")
+        raise AotError(f"{name} contains the name of a source file: {path.group().strip()}")
     return re.sub(r"(\.target sm_\d+)[af]", r"\1", ptx)

@@ -80,7 +80,9 @@ def check_size(name: str, size: Size) -> None:
         ValueError: it is not.
     """
     if isinstance(size, int) and size >= 2**31:
-        raise ValueError(f"{name} is {size}; the kernels take sizes below 2**31 = {2**31}, so keep this norm as it is")
+        raise ValueError(
+            f"{name} is {size}, but kernels support only sizes below 2**31 = {2**31}; keep this norm unchanged"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,17 @@ class Op:
         """
         missing = [name for name in self.attributes if name not in given]
         if missing:
-            raise ValueError(f"{self.name}: the node has no {', '.join(missing)}; a plugin has no defaults")
+            raise ValueError(f"{self.name}: the node lacks {', '.join(missing)}; plugins have no defaults")
         read: dict[str, Any] = {}
         for name, kind in self.attributes.items():
             if given[name].size != 1:
-                raise ValueError(f"{self.name}: {name} holds {given[name].size} numbers; it has to be one number")
+                raise ValueError(f"{self.name}: {name} has {given[name].size} numbers; expected one")
             value = given[name].item()
             read[name] = TEXTS[value] if kind is str and value in range(len(TEXTS)) else value
             allowed = self.required.get(name)
             if allowed and read[name] not in allowed:
                 raise ValueError(
-                    f"{self.name}: {name} is {read[name]!r}; it has to be one of {', '.join(map(repr, allowed))}"
+                    f"{self.name}: {name} is {read[name]!r}; expected one of {', '.join(map(repr, allowed))}"
                 )
         return read
 

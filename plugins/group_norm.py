@@ -234,7 +234,7 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Si
     channels = x.shape[-1 if last else 1]
     if isinstance(channels, int) and (groups < 1 or channels % groups):
         raise ValueError(
-            f"{channels} channels do not divide into {groups} groups: choose num_groups so that it divides the channels"
+            f"{channels} channels are not divisible into {groups} groups: choose a num_groups that divides the channels"
         )
     positions = x.shape[1:-1] if last else x.shape[2:]
     check_size("a group's size", constant_product((channels // groups, *positions)))

@@ -82,13 +82,14 @@ def compute_capability() -> tuple[int, int]:
     if named:
         major, _, minor = named.partition(".")
         if not (major.isdigit() and minor.isdigit()):
-            raise AotError(f"NORMDEPLOY_COMPUTE_CAPABILITY is {named!r}; say it as 8.9")
+            raise AotError(f"NORMDEPLOY_COMPUTE_CAPABILITY is {named!r}; expected a value such as 8.9")
         return int(major), int(minor)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise AotError(
-            "no CUDA driver here to ask for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
+            "can't query the compute capability without a CUDA driver; set NORMDEPLOY_COMPUTE_CAPABILITY, for "
+            "example to 8.9"
         ) from None
     device, value, numbers = ctypes.c_int(), ctypes.c_int(), []
     failed = driver.cuInit(0)
@@ -101,7 +102,8 @@ def compute_capability() -> tuple[int, int]:
         numbers.append(value.value)
     if failed:
         raise AotError(
-            f"CUDA error {failed} when asked for the compute capability; set NORMDEPLOY_COMPUTE_CAPABILITY, say to 8.9"
+            f"querying the compute capability failed with CUDA error {failed}; set NORMDEPLOY_COMPUTE_CAPABILITY, "
+            "for example to 8.9"
         )
     return numbers[0], numbers[1]
 
@@ -233,8 +235,9 @@ def _unknown(trtp: Any) -> str:
     if not lacking:
         return ""
     return (
-        f"tensorrt.plugin of TensorRT {getattr(trt, '__version__', '(of no version)')} has no {', '.join(lacking)}; the"
-        " kernels were tried with TensorRT 10.9 to 11.4: pip install 'tensorrt>=10.9,<11.5'"
+        f"tensorrt.plugin of TensorRT {getattr(trt, '__version__', '(of unknown version)')} lacks "
+        f"{', '.join(lacking)}; the kernels were tested with TensorRT 10.9 to 11.4: pip install "
+        "'tensorrt>=10.9,<11.5'"
     )
 
 

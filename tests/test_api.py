@@ -96,7 +96,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
         == list(result.seconds)
     )
     assert result.notes == (
-        "sizes assumed because none were stated: batch=1:3:64 (nothing says more); state others with --dim",
+        "sizes assumed because none were stated: batch=1:3:64 (no known limit); state others with --dim",
     )
     assert result.summary.nodes_after == len(result.proto.graph.node) < result.summary.nodes_before
     assert not block.training
@@ -153,7 +153,7 @@ def test_inspect_takes_what_export_and_optimize_take(block: Block, tmp_path: Pat
 
 
 def test_unwritable_output_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(NormdeployError, match="there is no folder"):
+    with pytest.raises(NormdeployError, match="does not exist"):
         normdeploy.export(tmp_path / "does-not-exist.pt", output=tmp_path / "no" / "m.onnx")
 
 

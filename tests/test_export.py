@@ -168,7 +168,8 @@ class ChannelsByPosition(nn.Module):
 def test_a_dim_that_came_out_fixed_is_an_error() -> None:
     made = model(ChannelsByPosition(), spec("x", BATCH, SEQ, 8), auto=True)
     with pytest.raises(
-        InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"
+        InputError,
+        match=r"dim 'seq' \(axis 1 of input 'x'\) was requested to range from 2 to 16, but the model fixes it at 5",
     ):
         export_to_proto(made)
 
@@ -405,7 +406,7 @@ class Bessel(nn.Module):
 
 def test_an_operator_without_onnx_form_is_named() -> None:
     made = model(nn.Sequential(nn.Linear(4, 4), Bessel()), spec("x", BATCH, 4))
-    with pytest.raises(ExportError, match=r"no form of the operator \w+\.bessel_j0.*in module '1'") as error:
+    with pytest.raises(ExportError, match=r"no equivalent of the operator \w+\.bessel_j0.*in module '1'") as error:
         export_to_proto(made)
     assert "\n" not in str(error.value)
 

@@ -139,7 +139,7 @@ def test_optimizing_again_changes_nothing(written: tuple[Path, Any], package: Pa
     again = normdeploy.optimize(written[0], tmp_path / "again.onnx", fuse="portable")
     assert (tmp_path / "again.onnx").read_bytes() == written[0].read_bytes()
     assert [(f.kind, f.status, f.reason) for f in again.summary.findings] == [
-        ("ScaleNorm", "kept", "it is one node already")
+        ("ScaleNorm", "kept", "it is already one node")
     ] * 2
 
 
@@ -266,7 +266,7 @@ def test_the_packages_plugin_takes_its_place_in_tensorrt(
         "plugin_namespace": b"guests",
         "plugin_version": b"1",
     }
-    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, taken to compute what the body says"
+    said = "plugin ClampedScaleNorm of the package clamped-scale-norm, assumed to compute the same as the body"
     assert [(i.op, i.form) for i in account] == [("guests.ClampedScaleNorm", said)] * 2
     assert list_plugin_packages(model) == [("guests", "ClampedScaleNorm")]
     run = onnx.reference.ReferenceEvaluator(model, new_ops=[Standin])
@@ -321,9 +321,9 @@ def test_its_runtime_runs_files(written: tuple[Path, Any], package: Path) -> Non
             theirs.infer({"x": x.astype(np.float64)})
     race = normdeploy.bench(written[0], rounds=1, runners="reference")
     assert "reference (clamped-scale-norm)" in {entry.runtime for entry in race.entries}
-    with pytest.raises(InputError, match="no installed package brings a runtime 'other'; there are 'reference'"):
+    with pytest.raises(InputError, match="no installed package provides a runtime 'other'; choose from 'reference'"):
         normdeploy.run(written[0], runner="other")
-    with extensions.disabled(), pytest.raises(InputError, match="none brings any"):
+    with extensions.disabled(), pytest.raises(InputError, match="no runtime is provided"):
         normdeploy.verify(Net().eval(), written[0], X, runners="reference")
 
 
@@ -376,7 +376,7 @@ def test_a_wrong_body_or_form_is_refused_like_any_wrong_rewrite(
     module = install(tmp_path, monkeypatch, changed(WRONG[name]))
     result = normdeploy.optimize(plain, fuse="portable")
     assert [f.status for f in result.summary.findings] == ["undone"] * 2
-    assert all(f.reason.startswith(f"as the package {module!r} writes it: ") for f in result.summary.findings)
+    assert all(f.reason.startswith(f"in the form of package {module!r}: ") for f in result.summary.findings)
     assert not [domain for domain, _ in ops(result.proto) if domain]
 
 
@@ -385,21 +385,27 @@ BROKEN = {
     "no such object": (("NORMS =", "OTHERS ="), "can't be imported: AttributeError"),
     "a form that raises": (
         ('"""The norm as', 'raise KeyError("here")\n    """The norm as'),
-        "has a form of .* KeyError",
+        "has a form for .* KeyError",
     ),
-    "a form of nothing": (("return writer.done()", "return None"), "gives a NoneType"),
+    "a form of nothing": (("return writer.done()", "return None"), "returned a NoneType"),
     "a form without the op": (
         ("    writer.op(", "    writer.add_node('Identity')\n    0 and writer.op("),
-        "writes none",
+        "did not write that op",
     ),
     "a wrong type": (("NORMS = GuestNorm(", "NORMS = dict("), "not a GuestNorm"),
     "a form that is none": (("    form=form,", "    form='form',"), "its form is a str"),
-    "our name": (('op="ClampedScaleNorm"', 'op="L2Norm"'), "'L2Norm': that name is taken, normdeploy has it"),
-    "a standard name": (('op="ClampedScaleNorm"', 'op="LayerNormalization"'), "that name is taken, ONNX has it"),
-    "onnxruntime's name": (('op="ClampedScaleNorm"', 'op="SkipLayerNormalization"'), "is taken, onnxruntime has it"),
+    "our name": (('op="ClampedScaleNorm"', 'op="L2Norm"'), "'L2Norm': that name belongs to normdeploy"),
+    "a standard name": (('op="ClampedScaleNorm"', 'op="LayerNormalization"'), "that name belongs to ONNX"),
+    "onnxruntime's name": (
+        ('op="ClampedScaleNorm"', 'op="SkipLayerNormalization"'),
+        "that name belongs to onnxruntime",
+    ),
     "a body that can't be read": (("Y = Mul (", "Y = Mul ["), "whose body can't be read"),
     "a body that calls others": (("Y = Mul (", "Y = com.microsoft.Gelu ("), "calls com.microsoft.Gelu"),
-    "a body of a later opset": (("Y = Mul (normal, scale)", "Y = Swish (normal)"), "calls Swish, no standard op of"),
+    "a body of a later opset": (
+        ("Y = Mul (normal, scale)", "Y = Swish (normal)"),
+        "calls Swish, which is not a standard op of",
+    ),
     "a body that reads nothing": (("Div (X, clamped)", "Div (X, other)"), "reads 'other'"),
     "a body of another attribute": (("= @epsilon", "= @eps"), "reads the attribute 'eps'"),
     "inputs": (('inputs=("X", "scale")', 'inputs=("scale", "X")'), "its inputs are"),
@@ -442,11 +448,11 @@ def test_a_domain_that_is_taken(domain: str, plain: Path, tmp_path: Path, monkey
 
 def test_two_packages_of_one_domain_or_one_op(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (install(tmp_path, monkeypatch, GOOD) for _ in range(2))
-    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both bring"):
+    with pytest.raises(ExtensionError, match=f"packages '{first}' and '{second}' both provide"):
         normdeploy.optimize(plain, fuse="portable")
     monkeypatch.undo()
     first, second = (install(tmp_path, monkeypatch, GOOD, name=f"domain{i}") for i in range(2))
-    with pytest.raises(ExtensionError, match=f"{second!r} .* has an op 'ClampedScaleNorm', and so has .*{first!r}"):
+    with pytest.raises(ExtensionError, match=f"{second!r} .* has an op 'ClampedScaleNorm', but .*{first!r}"):
         normdeploy.optimize(plain, fuse="portable")
 
 
@@ -480,11 +486,11 @@ def test_a_rule_that_is_broken(
 
 
 RUNTIMES = {
-    "no runner": (("    def infer(", "    def infers("), "no normdeploy.runtimes.Runner: it lacks infer"),
+    "no runner": (("    def infer(", "    def infers("), "not a normdeploy.runtimes.Runner: it lacks infer"),
     "can't open": (("onnx.load(path)", "onnx.load('nothing')"), "can't open 'net.onnx'"),
     "raises": (("return dict(zip(", "1 / 0\n        return dict(zip("), "fails: ZeroDivisionError"),
     "ends the process": (("return dict(zip(", "raise SystemExit(0)\n        return dict(zip("), "fails: SystemExit: 0"),
-    "other names": (("self._model.output_names,", "['z'],"), r"gives \['z'\] where the outputs are"),
+    "other names": (("self._model.output_names,", "['z'],"), r"returns \['z'\], but the outputs are"),
 }
 
 

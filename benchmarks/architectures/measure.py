@@ -262,7 +262,7 @@ def _account(row: Row, result: Any) -> None:
     row.nodes["ours"] = _count(result.proto)
     row.norms = _census(result)
     told = [
-        f for f in result.summary.findings if f.reason and not f.reason.startswith("it is one standard node already")
+        f for f in result.summary.findings if f.reason and not f.reason.startswith("it is already one standard node")
     ]
     row.reasons = dict(Counter(f"{f.kind} {f.status}: {f.reason}" for f in told))
     left = decomposed(result.proto)

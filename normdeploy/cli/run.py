@@ -13,12 +13,20 @@ from ..reports.report import Report
 from ..verb_options import as_keywords
 from ..verbs.run.run_options import RunOptions
 from .console import print_report, require_reports, silence_output
-from .options import Output, QuietOption, ReportingOptions, ReportOption
+from .options import QuietOption, ReportingOptions, ReportOption
 
 
 def run(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine; recognized by content.")],
-    output: Output,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT.npz",
+            help="Write the outputs, and generated inputs beside them; without it only a summary is printed.",
+        ),
+    ] = None,
     inputs: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Input arrays by name; generated if omitted.")
     ] = None,
@@ -27,11 +35,13 @@ def run(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Run an ONNX file or an engine once. Outputs and generated inputs are written to .npz files."""
+    """Run an ONNX file or an engine once, and summarize its outputs."""
     reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
-    require_reports(reporting, [source, output, *([inputs] if inputs else ())])
+    require_reports(reporting, [path for path in (source, output, inputs) if path is not None])
     with silence_output(quiet=shown.quiet):
         done = normdeploy.run(source, inputs, output, **as_keywords(options))
-    files = {"source": str(source), "output": str(output)}
+    files = {"source": str(source)}
+    if output is not None:
+        files["output"] = str(output)
     account = Report("run", files, sections={"inference": done.to_json()}, notes=done.notes, seconds=done.seconds)
     print_report(done, account, reporting)

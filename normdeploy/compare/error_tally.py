@@ -74,11 +74,11 @@ class ErrorTally:
         """
         broken: _BrokenCase | None
         if value is None:
-            broken = _BrokenCase("there is no such output")
+            broken = _BrokenCase("the output is missing")
         elif value.dtype != self.dtype:
-            broken = _BrokenCase(f"it is {value.dtype}, the reference is {self.dtype}")
+            broken = _BrokenCase(f"it is {value.dtype}, but the reference is {self.dtype}")
         elif value.shape != reference.shape:
-            broken = _BrokenCase(f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
+            broken = _BrokenCase(f"its shape is {list(value.shape)}, but the reference's is {list(reference.shape)}")
         elif self.dtype.kind in "iub":
             broken = self._compare_integers(value, reference, explained)
         else:
@@ -100,7 +100,7 @@ class ErrorTally:
         wrong = ~explained(value)
         self.ties += int((differs & ~wrong).sum())
         if wrong.any():
-            return _BrokenCase(f"{_describe_first_wrong(wrong, value, reference)}, and no rounding decides there")
+            return _BrokenCase(f"{_describe_first_wrong(wrong, value, reference)}, and no rounding explains it")
         return None
 
     def _compare_floats(

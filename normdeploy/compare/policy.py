@@ -110,8 +110,8 @@ class Policy:
         required = self.required or default
         if required and not self:
             raise InputError(
-                "the default rule is to hold beside rules that are given, and none is; give a tolerance or a metric"
-                " too, or leave --also-default (in a policy file also-default) out"
+                "--also-default (in a policy file also-default) adds the default rule to your rules, but there are "
+                "none; pass a tolerance or a metric too, or omit it"
             )
         return Policy(self.rules, required)
 
@@ -123,7 +123,8 @@ class Policy:
         """
         if unknown := [name for name in self.rules if name != ALL and name not in outputs]:
             raise InputError(
-                f"there is a rule for the output {unknown[0]!r}, which the model does not have; it has {list(outputs)}"
+                f"a rule is for the output {unknown[0]!r}, which the model does not have; its outputs are "
+                f"{list(outputs)}"
             )
 
 
@@ -141,7 +142,8 @@ def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Pol
     for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric)]:
         if (other := rules.setdefault(output, {}).setdefault(rule.kind, rule)) != rule:
             raise InputError(
-                f"{f'the output {output!r}' if output else 'every output'} is given {other} and {rule}; give it one"
+                f"{f'the output {output!r}' if output else 'every output'} has the rules {other} and {rule}; pass "
+                "one of them"
             )
     return Policy(rules)
 
@@ -197,11 +199,11 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
         absolute, relative = (float(part) for part in parts)
     except (ValueError, TypeError):
         raise InputError(
-            f"the tolerance {written!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0"
-            " leaves one out)"
+            f"the tolerance {written!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 "
+            "(0 turns one off)"
         ) from None
     if not all(math.isfinite(n) and n >= 0 for n in (absolute, relative)):
-        raise InputError(f"the tolerance {written!r} holds a number that is negative or not finite; give 0 or more")
+        raise InputError(f"the tolerance {written!r} holds a number that is negative or not finite; use 0 or more")
     return Tolerance(absolute, relative)
 
 
@@ -220,11 +222,11 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
     parts = _split_rule(text)
     if parts["output"] and not named:
         raise InputError(
-            f"the metric {text!r} names an output, and it is given for one already; write"
-            f" {parts['metric']}:{parts['least']}"
+            f"the metric {text!r} names an output, but it is already for one output; write "
+            f"{parts['metric']}:{parts['least']}"
         )
     if parts["metric"] not in METRICS:
-        raise InputError(f"there is no metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
+        raise InputError(f"unknown metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
     metric = METRICS[parts["metric"]]
     if parts["sign"] not in (metric.comparison_sign, ":"):
         if metric.labelled:
@@ -240,22 +242,21 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
     except ValueError:
         example = f"{metric.name}{metric.comparison_sign}{'0.01' if metric.labelled else '0.99'}"
         raise InputError(
-            f"{text!r}: the threshold {parts['least']!r} is no number; write {example}, for example"
+            f"{text!r}: the threshold {parts['least']!r} is not a number; write {example}, for example"
         ) from None
     if not (math.isfinite(least) and metric.least <= least <= metric.most):
         if math.isfinite(metric.most):
             span = f"between {metric.least:g} and {metric.most:g}"
         else:
             span = "a finite number of decibels"
-        raise InputError(f"{text!r}: {metric.name} is {span}; give such a threshold")
+        raise InputError(f"{text!r}: {metric.name} is {span}; use such a threshold")
     return Threshold(metric.name, least)
 
 
 def _split_rule(text: object) -> re.Match[str]:
     if not isinstance(text, str) or (match := _METRIC.fullmatch(text)) is None:
         raise InputError(
-            f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within"
-            " quotes (it takes > for a redirection) or with a colon: logits=cosine:0.995. The names are"
-            f" {', '.join(METRICS)}"
+            f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within "
+            f"quotes (> is a redirection) or with a colon: logits=cosine:0.995. The names are {', '.join(METRICS)}"
         )
     return match

@@ -51,16 +51,14 @@ def find_disagreement(
                 return make_failure(f"{different} of {expected.size} integers of output {place} differ")
             continue
         if nonfinite_mismatch(value, expected).any():
-            return make_failure(
-                f"output {place} is not finite where it should be, or the other way round, or another infinity"
-            )
+            return make_failure(f"output {place} has other NaN or infinite elements than expected")
         apart = absolute_difference(value, expected)
         scale = largest_finite(expected) or 1.0
         error = float(apart.max(initial=0.0)) / scale
         bound = allowed * scale + (0.0 if more is None else more[place])
         if (apart > bound).any():
             return make_failure(
-                f"output {place} differs by {error:.1e} of its largest value, {allowed:.1e} is allowed", error
+                f"output {place} differs by {error:.1e} of its largest value, but {allowed:.1e} is allowed", error
             )
         if error > worst.error:
             worst = Verdict(error, float(np.max(bound)) / scale)

@@ -43,26 +43,26 @@ def _check_skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
 
 def _check_skip_rms_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if w.wants_output(1):
-        raise RefusedError("its mean is wanted, and it takes none")
+        raise RefusedError("its mean output is used, but it does not compute a mean")
     _check_skip_layer_norm(w, attrs)
 
 
 def _check_embed_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if w.opset < 10:
-        raise RefusedError(f"opset {w.opset} has no Slice with inputs (10)")
+        raise RefusedError(f"opset {w.opset} does not support Slice with inputs; opset 10 does")
 
 
 def _check_skip_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if not attrs.get("channels_last", 1):
-        raise RefusedError("it is not defined for channels_last = 0")
+        raise RefusedError("it does not support channels_last = 0")
     _check_ort_groups(w, attrs)
 
 
 def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
     if attrs.get("activation") not in (0, 1):
-        raise RefusedError(f"its activation is {attrs.get('activation')}; 0 (none) and 1 (SiLU) are known")
+        raise RefusedError(f"its activation is {attrs.get('activation')}; expected 0 (none) or 1 (SiLU)")
     if "groups" not in attrs:
-        raise RefusedError("its number of groups is not written")
+        raise RefusedError("its number of groups is missing")
     w.require_divisible_groups(w.input_name(0), -1 if attrs.get("channels_last", 1) else 1, attrs["groups"])
 
 
@@ -77,7 +77,7 @@ def _write_group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
     for t in w.node.input[1:3]:
         length = w.vector_length(t)
         if length is not None and length != groups:
-            raise RefusedError(f"{t!r} has {length} values; at opset {w.opset} it has one for each group: {groups}")
+            raise RefusedError(f"{t!r} has {length} values; at opset {w.opset}, expected one per group: {groups}")
     channels = w.shape_of(x)[1]
     if not isinstance(channels, int):
         w.expand_definition(onnx_norms.group_norm, attrs)

@@ -59,8 +59,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
         # No node names an additional axis in front of all data: each slice of the larger rank is a case of the smaller
         # one.
         more = (
-            f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
-            " slice"
+            f"the rank of {name!r} is unknown: proved at each rank from {least} to {ranks[-1]}, and slice by "
+            "slice at higher ranks"
         )
     proofs = [
         _prove_at_sizes(memo, op, writer, attrs, assume_shapes(op, writer.node, attrs, types, rank)) for rank in ranks
@@ -83,7 +83,9 @@ def _prove_exactly(sides: Equivalence) -> Identity:
     """Prove the identity and accept no scale, shift or rounding, because an expansion computes no parameter."""
     proof = prove_identity(sides)
     if proof.parameters or proof.epsilons or proof.read:
-        raise NotProved(ProofFailure.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
+        raise NotProved(
+            ProofFailure.DIFFERS, "it computes a different function, which differs by a scale or shift", sides.culprit
+        )
     return proof
 
 

@@ -107,8 +107,8 @@ class ExpansionWriter(Interpreter):
         kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types[n][0])), None)
         if kind is None or kind not in _FLOATING:
             raise RefusedError(
-                f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be"
-                " floating"
+                f"the type of {t!r} is {'unknown' if not kind else onnx.TensorProto.DataType.Name(kind)}: "
+                "it must be a floating-point type"
             )
         return kind
 
@@ -142,7 +142,7 @@ class ExpansionWriter(Interpreter):
         """
         shape = self._types[t][1]
         if shape is None:
-            raise RefusedError(f"the rank of {t!r} is not known")
+            raise RefusedError(f"the rank of {t!r} is unknown")
         return shape
 
     def rank_of(self, x: str) -> int:
@@ -281,7 +281,7 @@ class ExpansionWriter(Interpreter):
         sizes = []
         for dim in self.shape_of(x)[axes[0] :]:
             if not isinstance(dim, int):
-                raise RefusedError(f"it normalizes over the dynamic size {dim!r}, and gamma has to be laid along it")
+                raise RefusedError(f"it normalizes over the dynamic size {dim}, so gamma can't be reshaped to it")
             sizes.append(dim)
         return self.reshape(v, sizes)
 
@@ -293,7 +293,7 @@ class ExpansionWriter(Interpreter):
         """
         channels = self.shape_of(x)[axis]
         if groups < 1 or (isinstance(channels, int) and channels % groups):
-            raise RefusedError(f"{channels} channels can't be divided into {groups} groups")
+            raise RefusedError(f"{channels} channels are not divisible into {groups} groups")
 
     def _set_output(self, index: int, t: str) -> None:
         """Rename ``t`` to output ``index`` of the foreign node if the node has that output."""

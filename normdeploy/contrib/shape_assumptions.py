@@ -93,7 +93,7 @@ def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int
         return [2 if rank == 5 else rank - 1]
     axis = int(attrs.get("axis", -1))
     if not -rank <= axis < rank:
-        raise ValueError(f"its axis {axis} is none of an input of rank {rank}")
+        raise ValueError(f"its axis {axis} is out of range for an input of rank {rank}")
     return list(range(axis % rank, rank))
 
 
@@ -147,7 +147,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
         row = [product_of_sizes(tuple(row))]
     dims = (None,) * len(row) if t.dims is None else t.dims
     if len(dims) != len(row):
-        raise ValueError(f"{t.name!r} is of rank {len(dims)}, and lies along {len(row)} axes")
+        raise ValueError(f"{t.name!r} has rank {len(dims)}, but {len(row)} axes are expected")
     return tuple(Size.from_int(d) if isinstance(d, int) else size for d, size in zip(dims, row, strict=True))
 
 
@@ -159,7 +159,7 @@ def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
     by_place = {i: t for i, t in enumerate(given) if t.name}
     for i, t in by_place.items():
         if t.dims is not None and len(t.dims) != (1 if i in (5, 6) else 2):
-            raise ValueError(f"its input {i} is of rank {len(t.dims)}")
+            raise ValueError(f"its input {i} has unexpected rank {len(t.dims)}")
     ids = by_place[0]
     tables = [by_place[i] for i in (2, 3, 4) if i in by_place]
     dims = (None, None) if ids.dims is None else ids.dims

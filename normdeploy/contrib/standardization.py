@@ -59,7 +59,7 @@ class _ForeignExpander:
         if op is None:
             if _is_unknown_norm(node) and not own:
                 self._leave_node(
-                    node, _make_finding(node, "unknown", "refused", f"no definition of {_op_text(node)} is known")
+                    node, _make_finding(node, "unknown", "refused", f"{_op_text(node)} has no known definition")
                 )
             else:
                 self.nodes.append(node)
@@ -95,7 +95,7 @@ class _ForeignExpander:
         self.nodes += writer.nodes
         self.initializers += writer.initializers
         self.value_info += stated_value_infos(writer, self.types, self.known)
-        reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
+        reason = f"no norm was recognized in it; it is now {len(writer.nodes)} standard nodes"
         finding = replace(
             _make_finding(node, op.row.kind, "refused", reason),
             certificate=certificate,
@@ -179,7 +179,7 @@ def _leave_function(function: Subgraph, reason: str, read: ForeignNorms) -> None
     ):
         if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
             op = foreign_op_of(node, opset)
-            message = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
+            message = f"{_op_text(node)}: the function that contains it can't be inlined: {reason}"
             finding = _make_finding(node, op.row.kind if op is not None else "unknown", "refused", message)
             read.left.append(ForeignNode(_with_location(finding, function), frozenset(node.input)))
 
@@ -191,21 +191,21 @@ def _with_location(finding: Finding, nested: Subgraph) -> Finding:
 def _require_expandable(op: ForeignOp, node: onnx.NodeProto, opset: int) -> None:
     """Raise RefusedError if the opset, an attribute or the inputs don't allow an expansion."""
     if opset < OLDEST:
-        raise RefusedError(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
+        raise RefusedError(f"Add and Mul do not broadcast at opset {opset}; they do from opset {OLDEST}")
     unknown = sorted({a.name for a in node.attribute} - {*op.row.attributes} - op.ignored)
     if unknown:
-        raise RefusedError(f"its attribute {unknown[0]!r} is of unknown meaning")
+        raise RefusedError(f"its attribute {unknown[0]!r} has an unknown meaning")
     if not any(node.output):
-        raise RefusedError("nobody reads it")
+        raise RefusedError("its outputs are not used")
     fewest = op.row.min_inputs
     most = len(op.row.inputs)
     if not fewest <= len(node.input) <= most:
         raise RefusedError(
-            f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}"
+            f"it has {len(node.input)} inputs; expected {fewest}{f' to {most}' if most > fewest else ''}"
         )
     missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.row.skippable_inputs]
     if missing:
-        raise RefusedError(f"its input {missing[0]} is left out")
+        raise RefusedError(f"its input {missing[0]} is missing")
 
 
 def _make_finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:

@@ -22,7 +22,7 @@ _TWO_EPSILONS = "it has two epsilons"
 def _check_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     w.require_divisible_groups(w.input_name(0), 1, attrs.get("num_groups", PLUGIN_GROUPS))
     if "num_groups" not in attrs:
-        w.notes = (f"the plugin's own number of groups: {PLUGIN_GROUPS}",)
+        w.notes = (f"the number of groups is the plugin's default: {PLUGIN_GROUPS}",)
 
 
 def _check_group_normalization(w: ExpansionWriter, attrs: Attrs) -> None:
@@ -40,12 +40,12 @@ def _check_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if "eps" in attrs and "epsilon" in attrs:
         raise RefusedError(_TWO_EPSILONS)
     if not {"eps", "epsilon", "axis"} & attrs.keys():
-        raise RefusedError("its epsilon is not written, and plugins of this name differ in it")
+        raise RefusedError("its epsilon is missing, and plugins of this name have different defaults")
 
 
 def _check_instance_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if "epsilon" not in attrs:
-        raise RefusedError("its epsilon is not written")
+        raise RefusedError("its epsilon is missing")
     if not w.input_name(1):
         _require_vectors(attrs, "scales", "bias")
 
@@ -55,20 +55,20 @@ def _check_skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     type_id = attrs.get("type_id", 0)
     if version not in ("1", "2") or type_id not in PLUGIN_SKIP_EPSILONS:
         raise RefusedError(
-            f"version {version}, type_id {type_id} computes in int8, with scales that the file does not hold"
+            f"version {version}, type_id {type_id} computes in int8 with scales that are not in the file"
         )
     shape = w.shape_of(w.input_name(0))
     if len(shape) == 5 and tuple(shape[3:]) != (1, 1):
-        raise RefusedError(f"its input has the shape {shape}, not (S, B, E, 1, 1)")
+        raise RefusedError(f"its input has shape {shape}; expected (S, B, E, 1, 1)")
     _require_vectors(attrs, "gamma", "beta")
     epsilon = PLUGIN_SKIP_EPSILONS[type_id]
-    w.notes = (f"epsilon {epsilon:.3g} is compiled into the plugin; before February 2024 it had none",)
+    w.notes = (f"epsilon {epsilon:.3g} is compiled into the plugin; before February 2024, the plugin had no epsilon",)
 
 
 def _require_vectors(attrs: Attrs, *names: str) -> None:
     for name in names:
         if name not in attrs:
-            raise RefusedError(f"its {name} is not written")
+            raise RefusedError(f"its {name} is missing")
 
 
 def _decode_text(value: str | bytes | int) -> str:

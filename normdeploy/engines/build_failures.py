@@ -27,7 +27,11 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
     """
     asked = ", ".join(answer["unknown"])
     known = ", ".join(answer["known"])
-    return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
+    return (
+        f"{TITLES[runtime]} does not support compute capability {asked}; it supports {known}. For another GPU, build on a"
+        " machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt, or trtexec --onnx=FILE"
+        " --saveEngine=FILE"
+    )
 
 
 def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
@@ -47,8 +51,8 @@ def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequenc
     if held is None or not older:
         return ""
     return (
-        f"{name} computes in FP8 ({held!r} is one of its tensors), which GPUs have from compute capability {_FP8} on,"
-        f" and {', '.join(older)} is asked for; leave that out, or quantize to int8"
+        f"{name} computes in FP8 ({held!r} is one of its tensors), which needs compute capability {_FP8} or newer, "
+        f"but {', '.join(older)} was requested; omit it, or quantize to int8"
     )
 
 
@@ -65,17 +69,18 @@ def describe_refusal(answer: Mapping[str, Any], proto: onnx.ModelProto, name: st
     """
     title = TITLES[runtime]
     if answer["refused"] == "empty":
-        return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
+        return f"{title} reads {name} as a network of 0 layers: the file computes nothing; pass the model itself"
     if answer["refused"] == "plugin layers":
         return (
-            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some"
-            " norms would not run in our kernels. This should not happen; build with --norm-impl native and tell us"
+            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some "
+            "norms would not run in our kernels. This should not happen; build with --norm-impl native and please "
+            "report it"
         )
     if answer["refused"] == "types":
         wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
         return (
-            f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine"
-            " would not be in them"
+            f"{title} reads {name} with other types than the file states:{wrong}\nNothing was built, because the "
+            "engine would not use the file's types"
         )
     if answer["refused"] == "shape inputs":
         return (
@@ -123,11 +128,11 @@ def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
     """
     title = TITLES[runtime]
     if end.late:
-        return f"{title} was stopped: the build was not done within the timeout; give it more time"
+        return f"{title} was stopped: the build did not finish within the timeout; pass a longer timeout"
     log.seek(0)
     reason = _extract_log_errors(log.read().decode(errors="replace"))
     if os.name == "posix" and end.status == -signal.SIGKILL:
-        return f"{title} was killed by the system, most likely for want of memory{reason}"
+        return f"{title} was killed by the system, most likely because memory ran out{reason}"
     if end.status < 0:
         return f"{title} crashed ({signal.Signals(-end.status).name}){reason}"
     return f"{title} could not build the engine{reason}"

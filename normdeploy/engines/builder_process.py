@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from ..errors import ExtensionError
 from ..norms.third_party import norm_of_plugin
 from ..runtimes.build_options import OptionNotTaken, config_arguments, require_options_taken, save_timing_cache
-from ..runtimes.network_types import NetworkTypes, check_network_types
+from ..runtimes.network_types import QUANTIZED, NetworkTypes, check_network_types, count_layer_types
 from ..runtimes.trt_runner import select_library
 
 Answer = dict[str, Any]
@@ -83,7 +83,9 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     if request.get("precision"):
         types = check_network_types(trt, network, request["precision"], request["types"])
     else:
-        types = NetworkTypes()
+        layers = count_layer_types(network)
+        # The types of a float32 network say nothing new.
+        types = NetworkTypes(dict(layers) if layers.keys() & QUANTIZED.values() else {})
     if not types:
         return {"refused": "types", "wrong": list(types.wrong)}
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
@@ -124,7 +126,7 @@ def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
     for domain, name in packages:
         guest = norm_of_plugin(domain, name)
         if guest is None or guest.norm.plugin is None:
-            return f"no installed package brings the plugin {name!r} of {domain!r}"
+            return f"no installed package provides the plugin {name!r} of {domain!r}"
         if guest.norm.plugin.register is not None:
             try:
                 guest.extension.run(f"does not register the plugin {name!r}", guest.norm.plugin.register)

@@ -92,9 +92,8 @@ def write_ep_context(
     model = _make_ep_context_model(proto, context, engine, source)
     if model.ByteSize() > onnx_files.PROTOBUF_LIMIT:
         raise BuildError(
-            f"the engine has {len(engine)} bytes, and an ONNX file ends at {onnx_files.PROTOBUF_LIMIT}; write "
-            "it beside the"
-            " file with --ep-context file"
+            f"the engine has {len(engine)} bytes, but an ONNX file has at most {onnx_files.PROTOBUF_LIMIT}; write it "
+            "next to the file with --ep-context file"
         )
     if file:
         write_bytes(target.with_name(file), engine)

@@ -33,7 +33,7 @@ def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     shape = p.known_shape(x)
     axis -= len(shape) if axis >= 0 else 0
     if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
-        raise RefusedError("its result has the type of its scale, not that of its input")
+        raise RefusedError("its result has its scale's type, not its input's")
     stash = attributes.get("stash_type", 1)
     epsilon = attributes.get("epsilon", 1e-5)
     new = graph.make_node(

@@ -91,11 +91,11 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
         InputError: the value is unknown, or the runtime accepts no plugins.
     """
     if norm_impl not in NORM_IMPLS:
-        raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
+        raise InputError(f"unknown norm implementation {norm_impl!r}; choose one of {', '.join(NORM_IMPLS)}")
     if norm_impl == "plugin" and runtime == "tensorrt-rtx":
         raise InputError(
-            "TensorRT-RTX's ONNX parser takes no plugins, so its engines can't hold our kernels; choose --norm-impl"
-            " native or auto, or --runtime tensorrt"
+            "TensorRT-RTX's ONNX parser supports no plugins, so its engines can't contain our kernels; choose "
+            "--norm-impl native or auto, or --runtime tensorrt"
         )
 
 
@@ -201,12 +201,12 @@ def list_plugin_packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
 def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
     """Return the kernels by name, and the reason if there are none."""
     if norm_impl == "native" or runtime == "tensorrt-rtx":
-        return {}, "TensorRT-RTX's ONNX parser takes no plugins" if norm_impl != "native" else ""
+        return {}, "TensorRT-RTX's ONNX parser supports no plugins" if norm_impl != "native" else ""
     lacking = ""
     if version and version < PLUGINS_SINCE:
         lacking = (
-            f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
-            " (pip install 'tensorrt>=10.9')"
+            f"TensorRT {'.'.join(map(str, version[:2]))} does not support kernels compiled ahead of time; 10.9 and "
+            "newer do (pip install 'tensorrt>=10.9')"
         )
     else:
         try:
@@ -258,7 +258,7 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
         if became:
             return told(op, became)
     elif norm_impl == "auto":
-        reason = "TensorRT has a layer of its own for it"
+        reason = "TensorRT has its own layer for it"
     attributes = graph.attrs(node)
     if not node.domain:
         wrong = _describe_misread(node.op, graph.opset, attributes.get("num_groups", 0), build.runtime, build.version)
@@ -282,7 +282,7 @@ def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: V
     if op == "GroupNormalization" and groups == 1:
         # TensorRT#4756. TensorRT-RTX 1.7 builds the same network: axes (2, 3), one group. Of 1.4 to 1.6 only the layers
         # were seen.
-        return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
+        return "TensorRT treats GroupNormalization with one group as InstanceNormalization"
     row = TABLE.get(op)
     if (
         row is not None
@@ -290,8 +290,8 @@ def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: V
         and (op != "GroupNormalization" or opset >= row.since)
     ):
         return (
-            f"{op} is read from version {'.'.join(map(str, row.tensorrt))} on, this is"
-            f" {'.'.join(map(str, version[:2]))}"
+            f"{op} is supported from version {'.'.join(map(str, row.tensorrt))} on; this is "
+            f"{'.'.join(map(str, version[:2]))}"
         )
     return ""
 
@@ -318,7 +318,7 @@ def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
         reason = decided.note
     else:
         reason = decided.reason
-    return f"it is not proved to be what the file's nodes compute: {reason}"
+    return f"it is not proved to compute the same as the file's nodes: {reason}"
 
 
 def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
@@ -342,7 +342,7 @@ def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
             else:
                 form = "function body"
             yield Implementation(
-                node.name or node.output[0], module_path(node), op, form, f"it is in {place}, which is left as it is"
+                node.name or node.output[0], module_path(node), op, form, f"it is in {place}, which is not changed"
             )
 
 

@@ -90,9 +90,9 @@ class PluginPlanner:
         """
         shape = self.graph.shape(t)
         if shape is None:
-            raise RefusedError(f"the rank of {t.name!r} is not known")
+            raise RefusedError(f"the rank of {t.name!r} is unknown")
         if len(shape) < least:
-            raise RefusedError(f"its input has rank {len(shape)}; the kernel takes {least} and more")
+            raise RefusedError(f"its input has rank {len(shape)}; the kernel needs at least {least}")
         return shape
 
     def dtype(self, t: gs.Tensor) -> Any:
@@ -107,7 +107,7 @@ class PluginPlanner:
         dtype = self.graph.dtype(t)
         if dtype is None or dtype.name not in TYPES:
             raise RefusedError(
-                f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}"
+                f"its type is {'unknown' if dtype is None else dtype.name}: the kernels support {', '.join(TYPES)}"
             )
         return dtype
 
@@ -122,7 +122,7 @@ class PluginPlanner:
         """
         attributes = self.graph.attrs(node)
         if attributes.get("stash_type", 1) not in _STASHES:
-            raise RefusedError("its statistics are in float64: the kernels take them in float32")
+            raise RefusedError("its statistics are in float64: the kernels compute them in float32")
         return {"epsilon": _EPSILON} | attributes
 
     def is_read(self, t: gs.Tensor) -> bool:
@@ -192,14 +192,14 @@ class PluginPlanner:
                 raise RefusedError(
                     f"its {name} varies from row to row"
                     if not channels
-                    else f"its {name} is no vector along its channels"
+                    else f"its {name} is not a vector along its channels"
                 )
             for a in axes:
                 if shape[a] is None or isinstance(shape[a], str):
                     shape[a] = own[a] if isinstance(own[a], int) and own[a] != 1 else shape[a]
         row = [n for n in (shape[a] for a in axes) if isinstance(n, int)]
         if len(row) < len(axes):
-            raise RefusedError("the size of its rows is not known, so its parameters can't be written out")
+            raise RefusedError("the size of its rows is unknown, so its parameters can't be written out")
         kinds = {name: self.graph.dtype(t) for name, t in tensors.items()}
         if all(k == dtype for k in kinds.values()):
             kind = dtype
@@ -211,7 +211,7 @@ class PluginPlanner:
             value = values.get(name)
             if name in tensors and value is None:
                 if kinds[name] != kind or list(layouts[name]) != full:
-                    raise RefusedError(f"its {name} is data of another type or size than the kernel takes")
+                    raise RefusedError(f"its {name} is data of another type or size than the kernel accepts")
                 written.append(tensors[name])
             elif name in tensors and value is not None:
                 source = tensors[name]
@@ -253,7 +253,7 @@ class PluginPlanner:
         for key, allowed in op.required.items():
             if attributes[key] not in allowed:
                 raise RefusedError(
-                    f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}"
+                    f"its {key} is {attributes[key]!r}; the kernel accepts {', '.join(map(repr, allowed))}"
                 )
         written = op.encoded(attributes)
         # The parser accepts the version without this, but nothing should depend on defaults.

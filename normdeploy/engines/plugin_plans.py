@@ -46,7 +46,7 @@ def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """Plan the plugin that an installed package brings for its op."""
     guest = third_party.third_party_norm(node.domain, node.op)
     if guest is None or guest.norm.plugin is None:
-        raise RefusedError("the package that brings it has no kernel for it")
+        raise RefusedError("the package that provides it has no kernel for it")
     plugin = guest.norm.plugin
     attributes = p.graph.attrs(node)
     x = node.inputs[0]
@@ -54,7 +54,7 @@ def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     written = {name: attributes[name] for name in guest.row.attributes} | dict(plugin.attributes)
     parsed = {"plugin_namespace": plugin.namespace, "plugin_version": plugin.version}
     new = p.graph.make_node(plugin.name, node.inputs, y, written | parsed, node.domain)
-    told = f"plugin {plugin.name} of the package {guest.row.package}, taken to compute what the body says"
+    told = f"plugin {plugin.name} of the package {guest.row.package}, assumed to compute the same as the body"
     return PluginPlan((node,), (y,), p.data_inputs(x, node.inputs[1:]), (new,), p.known_shape(x), (), told)
 
 
@@ -105,7 +105,7 @@ def _negative_axis(p: PluginPlanner, node: gs.Node) -> int:
     axis = int(p.attributes(node).get("axis", -1))
     rank = len(p.known_shape(node.inputs[0]))
     if not -rank <= axis < rank:
-        raise RefusedError(f"its axis {axis} is none of an input of rank {rank}")
+        raise RefusedError(f"its axis {axis} is out of range for an input of rank {rank}")
     if axis < 0:
         return axis
     return axis - rank
@@ -113,7 +113,7 @@ def _negative_axis(p: PluginPlanner, node: gs.Node) -> int:
 
 def _plan_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     if any(p.is_read(t) for t in node.outputs[1:]):
-        raise RefusedError("its mean or its deviation is read as well")
+        raise RefusedError("its mean or its deviation is also read")
     axis = _negative_axis(p, node)
     x = node.inputs[0]
     rank = len(p.known_shape(x))
@@ -132,7 +132,7 @@ def _varies_by_channel(p: PluginPlanner, t: gs.Tensor, rank: int) -> bool:
 
 def _plan_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     if p.graph.dtype(node.inputs[1]) != p.dtype(node.inputs[0]):
-        raise RefusedError("its result has the type of its scale, not that of its input")
+        raise RefusedError("its result has its scale's type, not its input's")
     return _plan_row_norm(p, node, "RMSNorm", _negative_axis(p, node), {"scale": (node.inputs[1], 1.0)}, offset=0.0)
 
 
@@ -159,7 +159,7 @@ def _plan_residual_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     x, residual = node.inputs[:2]
     rank = len(p.known_shape(x))
     if p.known_shape(x) != p.known_shape(residual) or None in p.known_shape(x) or p.dtype(x) != p.dtype(residual):
-        raise RefusedError("its two inputs are not known to have one shape and type")
+        raise RefusedError("its two inputs are not known to have the same shape and type")
     layer = OURS[node.op].centered
     if layer:
         given = _affine_parameters(node, 2)
@@ -174,7 +174,7 @@ def _plan_residual_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
         node.op, [x, residual, *parameters], node.outputs[0], epsilon=p.attributes(node)["epsilon"], **more
     )
     if node.outputs[0].is_empty():
-        raise RefusedError("its sum alone is read")
+        raise RefusedError("only its sum is read")
     outputs = tuple(t for t in node.outputs if not t.is_empty())
     return PluginPlan(
         (node,),
@@ -316,7 +316,7 @@ def _plan_batch_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     if attributes.get("training_mode", 0) or any(p.is_read(t) for t in node.outputs[1:]):
         raise RefusedError("it is in training mode")
     if len(values) < 4:
-        raise RefusedError("its parameters are data")
+        raise RefusedError("its parameters are not constant")
     gamma, beta, mean, variance = (v.reshape(-1) for v in values)
     scale = gamma / np.sqrt(variance + attributes["epsilon"])
     return _make_scale_shift_plan(p, (node,), node.inputs[0], 1, scale, beta - mean * scale)

@@ -47,7 +47,7 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
     if added and (
         p.known_shape(x) != p.known_shape(others[0]) or None in p.known_shape(x) or p.dtype(x) != p.dtype(others[0])
     ):
-        raise RefusedError("its two inputs are not known to have one shape and type")
+        raise RefusedError("its two inputs are not known to have the same shape and type")
     if any(t.is_empty() for t in node.outputs[:-1]):
         raise RefusedError("not all of its results are read")
     rank = len(p.known_shape(x))
@@ -59,13 +59,14 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
     if row.is_quantized_by_row:
         if given_attributes["largest"] != _LARGEST[kind.name]:
             raise RefusedError(
-                f"its scales are of {given_attributes['largest']:g}, and of {kind.name} {_LARGEST[kind.name]:g}"
+                f"its scales are for values up to {given_attributes['largest']:g}, but {kind.name} has values up to "
+                f"{_LARGEST[kind.name]:g}"
             )
         attributes["least"] = given_attributes["least"]
     else:
         value = p.graph.known_value(others[-1])
         if value is None or value.size != 1:
-            raise RefusedError("its scale is not one constant")
+            raise RefusedError("its scale is not a single constant")
         inputs.append(p.make_constant(x, "y_scale", value.reshape(1), np.float32))
     new = p.make_plugin_node(node.op, inputs, node.outputs[0], **attributes)
     for name, t in zip(row.outputs[1:], new.outputs[1:], strict=True):

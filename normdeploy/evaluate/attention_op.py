@@ -23,7 +23,8 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
         or (mask is not None and mask.dtype.kind != "f")
     ):
         raise UnsupportedOp(
-            "no float64 evaluation of an Attention that is causal, capped, of flat heads, with a past or a boolean mask"
+            "no float64 evaluation of an Attention that is causal or capped, or has flat heads, a past or a "
+            "boolean mask"
         )
     if mask is not None and mask.shape[-1] != k.shape[2] and mask.shape[-1] != 1:
         raise UnsupportedOp("no float64 evaluation of an Attention whose mask is shorter than its keys")

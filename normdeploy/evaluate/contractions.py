@@ -73,7 +73,7 @@ def _unfold_windows(x: Array, window: _KernelWindow) -> Array:
     """Return a view (N, C, *out, *kernel) of the padded ``x`` (N, C, *sizes)."""
     out = tuple((n - e) // s + 1 for n, e, s in zip(x.shape[2:], window.dilated_extents, window.strides, strict=True))
     if min(out, default=1) < 1:
-        raise ValueError(f"a kernel that spans {window.dilated_extents} does not fit the padded input {x.shape[2:]}")
+        raise ValueError(f"a kernel that spans {window.dilated_extents} is larger than the padded input {x.shape[2:]}")
     steps = x.strides[2:]
     strides = tuple(t * s for t, s in zip(steps, window.strides, strict=True)) + tuple(
         t * d for t, d in zip(steps, window.dilations, strict=True)
@@ -93,8 +93,8 @@ def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     filters, depth = w.shape[:2]
     if channels != depth * groups or filters % groups:
         raise ValueError(
-            f"Conv of {channels} channels with a weight {w.shape} in {groups} groups: channels must be {depth} ·"
-            f" {groups}"
+            f"Conv of {channels} channels with a weight of shape {w.shape} in {groups} groups: the number of "
+            f"channels must be {depth} · {groups}"
         )
     window = _kernel_window(attrs, w.shape[2:], x.shape[2:])
     views = _unfold_windows(_pad_input(x, window), window)
@@ -143,8 +143,8 @@ def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
     filters = w.shape[1] * groups
     if channels != w.shape[0] or channels % groups:
         raise ValueError(
-            f"ConvTranspose of {channels} channels with a weight {w.shape} in {groups} groups: channels must be"
-            f" {w.shape[0]}"
+            f"ConvTranspose of {channels} channels with a weight of shape {w.shape} in {groups} groups: the "
+            f"number of channels must be {w.shape[0]}"
         )
     window, out = _transposed_window(attrs, w.shape[2:], tuple(sizes))
     rows = x.swapaxes(0, 1).reshape(groups, channels // groups, batch * math.prod(sizes))

@@ -58,7 +58,7 @@ def _binary_op(function: Any) -> Function:
         Returns: the output.
         """
         if opset < 7 and "axis" in attrs:
-            raise UnsupportedOp("broadcasting by the attribute axis (opset 6 and below)")
+            raise UnsupportedOp("broadcasting by the attribute axis (opset 6 or older)")
         return function(inputs[0], inputs[1])
 
     return evaluate
@@ -157,7 +157,8 @@ def _cast(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     dtype = _CAST.get(to if isinstance(to, int) else decode_text(to))
     if dtype is None:
         raise UnsupportedOp(
-            f"Cast to type {to}; covered are float16, bfloat16, float, double, the integers of 8 to 64 bits and bool"
+            f"Cast to type {to}; supported types are float16, bfloat16, float, double, the integers of 8 to 64 "
+            "bits and bool"
         )
     return inputs[0].astype(dtype, copy=False)
 
@@ -175,7 +176,7 @@ def _dropout(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     training = optional_input(inputs, 2)
     ratio = optional_input(inputs, 1)
     if opset < 7 and not attrs.get("is_test"):
-        raise UnsupportedOp("Dropout in training mode (opset 6 and below without is_test)")
+        raise UnsupportedOp("Dropout in training mode (opset 6 or older without is_test)")
     if training is not None and training.all() and (ratio is None or ratio.any()):
         raise UnsupportedOp("Dropout in training mode")
     if outputs < 2:

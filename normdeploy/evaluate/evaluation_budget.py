@@ -50,7 +50,7 @@ def require_room(op: str, elements: int, largest: int = 0) -> None:
         UnsupportedOp: ``op`` creates more than `MOST` elements, and more than its largest input has.
     """
     if elements > max(MOST, largest):
-        raise UnsupportedOp(f"{op} makes {elements} elements; at most {MOST} are computed")
+        raise UnsupportedOp(f"{op} creates {elements} elements; the limit is {MOST}")
 
 
 def require_room_for(op: str, inputs: Inputs) -> None:
@@ -142,7 +142,7 @@ class EvaluationBudget:
     def _spend_steps(self, steps: int) -> None:
         self._spent += steps
         if self._spent > IN_ALL:
-            raise UnsupportedOp(f"the constants of the file take more than {IN_ALL} steps to compute; fold them first")
+            raise UnsupportedOp(f"computing the constants of the file takes more than {IN_ALL} steps; fold them first")
 
 
 def _contraction_cost(inputs: Sequence[Any]) -> int:

@@ -80,7 +80,7 @@ def evaluate_node(
     if function is None and (row := function_op_row(domain, op)) is not None:
         return _evaluate_body(row, inputs, attrs, opset, outputs)
     if function is None:
-        raise UnsupportedOp(f"no float64 evaluation of {op}" + (f" of the domain {domain}" if domain else ""))
+        raise UnsupportedOp(f"no float64 evaluation of {op}" + (f" of domain {domain}" if domain else ""))
     require_room_for(op, inputs)
     result = function(inputs, attrs, opset, outputs)
     if type(result) is tuple:

@@ -91,4 +91,4 @@ def widen_attribute(value: Array) -> Array:
         return value
     if kind == "f" or value.dtype.name == "bfloat16":
         return value.astype(np.float64)
-    raise UnsupportedOp(f"a tensor of type {value.dtype}; the evaluator holds floats, integers and booleans")
+    raise UnsupportedOp(f"a tensor of type {value.dtype}; the evaluator supports floats, integers and booleans")

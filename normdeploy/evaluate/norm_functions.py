@@ -57,7 +57,8 @@ class ArrayInterpreter(Interpreter):
         channels = x.shape[1]
         if channels % groups:
             raise ValueError(
-                f"GroupNormalization of {channels} channels in {groups} groups: the groups must divide the channels"
+                f"GroupNormalization of {channels} channels in {groups} groups: the number of channels "
+                "must be divisible by the number of groups"
             )
         return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
 
@@ -91,7 +92,9 @@ class ArrayInterpreter(Interpreter):
             ValueError: ``v`` has another length.
         """
         if len(v) != groups:
-            raise ValueError(f"GroupNormalization 18 has one scale and bias a group: {groups}, not {len(v)}")
+            raise ValueError(
+                f"GroupNormalization 18 has one scale and bias per group: expected {groups}, found {len(v)}"
+            )
         return v.reshape(groups, 1)
 
     def standardize(self, x: Array, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:

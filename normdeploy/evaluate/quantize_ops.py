@@ -74,14 +74,16 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
     if axis < 0:
         axis = axis + len(shape)
     if not 0 <= axis < len(shape):
-        raise ValueError(f"axis {axis} of a tensor of {len(shape)} dims; it must be one of them")
+        raise ValueError(f"axis {axis} is out of range for a tensor of {len(shape)} dims")
     if not block:
         if parameter.shape != (shape[axis],):
-            raise ValueError(f"a scale of shape {parameter.shape} along axis {axis} of {shape}; one number a place")
+            raise ValueError(
+                f"a scale of shape {parameter.shape} along axis {axis} of {shape}: expected one value per index"
+            )
         return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     wanted = tuple(math.ceil(n / block) if i == axis else n for i, n in enumerate(shape))
     if parameter.shape != wanted:
-        raise ValueError(f"a scale of shape {parameter.shape} in blocks of {block} of {shape}; it must be {wanted}")
+        raise ValueError(f"a scale of shape {parameter.shape} in blocks of {block} of {shape}: expected shape {wanted}")
     return np.repeat(parameter, block, axis)[tuple(slice(0, n) for n in shape)]
 
 
@@ -221,7 +223,7 @@ def _matmul_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
 
 def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     if len(inputs) > 3 and inputs[3] is not None and np.size(inputs[3]) > 1:
-        raise UnsupportedOp("ConvInteger with a zero point for each channel")
+        raise UnsupportedOp("ConvInteger with one zero point per channel")
     result = contractions.TABLE[("", "Conv")](subtract_zero_points(inputs), attrs, opset, outputs)
     return _to_int32(np.asarray(result), inputs)
 

@@ -116,7 +116,9 @@ def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 def _axes_from(axis: int, rank: int) -> tuple[int, ...]:
     if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} of a tensor of rank {rank}: it must lie between {-rank} and {rank - 1}")
+        raise ValueError(
+            f"axis {axis} is out of range for a tensor of rank {rank}: it must be between {-rank} and {rank - 1}"
+        )
     return tuple(range(axis % rank, rank))
 
 

@@ -27,7 +27,7 @@ def _constant(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
         if name in attrs:
             return np.array(attrs[name], dtype)
     raise UnsupportedOp(
-        f"Constant with {', '.join(attrs) or 'no attribute'}; covered are value, {', '.join(_CONSTANTS)}"
+        f"Constant with {', '.join(attrs) or 'no attribute'}; supported are value, {', '.join(_CONSTANTS)}"
     )
 
 
@@ -92,7 +92,9 @@ def _unsqueeze(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     rank = len(shape) + len(axes)
     ones = {axis + rank if axis < 0 else axis for axis in axes}
     if len(ones) != len(axes) or not all(0 <= axis < rank for axis in ones):
-        raise ValueError(f"Unsqueeze of a shape of {len(shape)} dims at {axes}: each must be another one of {rank}")
+        raise ValueError(
+            f"Unsqueeze of a shape of {len(shape)} dims at axes {axes}: the axes must be distinct and below {rank}"
+        )
     kept = iter(shape)
     return inputs[0].reshape([1 if i in ones else next(kept) for i in range(rank)])
 
@@ -128,7 +130,7 @@ def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
         sizes = [min(size, length - i * size) for i in range(count)]
     if sum(sizes) != x.shape[axis]:
         raise ValueError(
-            f"Split into sizes {sizes} of an axis of length {x.shape[axis]}: make the sizes add up to the length"
+            f"Split into sizes {sizes} along an axis of length {x.shape[axis]}: the sizes must add up to the length"
         )
     index: list[Any] = [slice(None)] * x.ndim
     parts = []
@@ -193,7 +195,7 @@ def _pad(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     x = inputs[0]
     mode = decode_text(attrs.get("mode", "constant"))
     if mode != "constant":
-        raise UnsupportedOp(f"Pad with mode {mode}; covered is constant")
+        raise UnsupportedOp(f"Pad with mode {mode}; only constant is supported")
     pads = integers_from(inputs, 1, attrs, "pads" if opset >= 2 else "paddings")
     assert pads is not None, "Pad without pads"
     given = optional_input(inputs, 2)

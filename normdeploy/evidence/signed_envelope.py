@@ -59,20 +59,24 @@ def open_envelope(data: bytes, kind: str, keys: Sequence[Key], what: str) -> byt
     try:
         told = json.loads(data)
         if not isinstance(told, dict) or "signatures" not in told:
-            raise EvidenceError(f"{what} is not signed, and it has to be by the key {trusted}")
+            raise EvidenceError(f"{what} is not signed, but must be signed by the key {trusted}")
         envelope = Envelope.from_dict(told)
         signers = [str(keyid) for keyid in envelope.signatures]
         if not isinstance(envelope.payload_type, str) or envelope.payload_type != kind:
-            raise EvidenceError(f"{what} is signed as {str(envelope.payload_type)[:100]!r}, and should be as {kind!r}")
+            raise EvidenceError(
+                f"{what} is signed as {str(envelope.payload_type)[:100]!r}, but should be signed as {kind!r}"
+            )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, Error) as error:
-        raise EvidenceError(f"{what} is no signed text ({type(error).__name__}: {str(error)[:200]})") from error
+        raise EvidenceError(f"{what} is not a signed text ({type(error).__name__}: {str(error)[:200]})") from error
     if not (by := [key for key in keys if key.keyid in signers]):
         names = ", ".join(keyid[:_KEYID] for keyid in signers[:10]) or "nobody"
-        raise EvidenceError(f"{what} is signed by {names}, and trusted is {trusted}")
+        raise EvidenceError(f"{what} is signed by {names}, but the trusted key is {trusted}")
     try:
         envelope.verify(by, 1)
     except Error as error:
-        raise EvidenceError(f"{what} is not what {by[0].keyid[:_KEYID]} has signed: it was changed since") from error
+        raise EvidenceError(
+            f"{what} differs from the text that {by[0].keyid[:_KEYID]} signed: it was changed afterwards"
+        ) from error
     return envelope.payload
 
 

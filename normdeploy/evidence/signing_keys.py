@@ -91,16 +91,18 @@ def _load_signer(path: str) -> CryptoSigner:
     data, status = _read_pem(path, "private key")
     if not is_private(status):
         raise InputError(
-            f"the private key {path!r} can be read or changed by others (mode {stat.S_IMODE(status.st_mode):o}, owner"
-            f" {status.st_uid}), who could sign in your name; take a key that was yours alone from the start, of mode"
-            " 600"
+            f"the private key {path!r} can be read or changed by others (mode {stat.S_IMODE(status.st_mode):o}, "
+            f"owner {status.st_uid}), who could sign in your name; use a key that only you could ever read, with "
+            "mode 600"
         )
     try:
         key = load_pem_private_key(data, None)
     except TypeError as error:
-        raise InputError(f"the private key {path!r} is locked by a password; give one without, of mode 600") from error
+        raise InputError(
+            f"the private key {path!r} is protected by a password; pass one without, with mode 600"
+        ) from error
     except ValueError as error:
-        raise InputError(f"{path!r} holds no private key in PEM; make one with {_MAKE}") from error
+        raise InputError(f"{path!r} contains no private key in PEM format; create one with {_MAKE}") from error
     return CryptoSigner(key, _name_key(key.public_key(), path))
 
 
@@ -110,20 +112,22 @@ def _load_public_key(path: str) -> Key:
     data, _ = _read_pem(path, "public key")
     if b"PRIVATE KEY" in data:
         raise InputError(
-            f"{path!r} holds a private key, which nobody else should have; give its public half: openssl pkey -in"
-            f" {path} -pubout -out PUBLIC.pem"
+            f"{path!r} contains a private key, which nobody else should have; pass its public half: openssl pkey -in "
+            f"{path} -pubout -out PUBLIC.pem"
         )
     if b"BEGIN CERTIFICATE" in data:
         raise InputError(
-            f"{path!r} is a certificate, whose dates and issuer nobody would check here; give the key alone: openssl"
-            f" x509 -in {path} -pubkey -noout"
+            f"{path!r} is a certificate, whose dates and issuer are not checked here; pass only its key: openssl "
+            f"x509 -in {path} -pubkey -noout"
         )
     if (count := data.count(b"-----BEGIN ")) != 1:
-        raise InputError(f"{path!r} holds {count} PEM blocks; give a file with one public key, --trust for each")
+        raise InputError(
+            f"{path!r} holds {count} PEM blocks; pass files with one public key each, with one --trust per file"
+        )
     try:
         return _name_key(load_pem_public_key(data), path)
     except ValueError as error:
-        raise InputError(f"{path!r} holds no public key in PEM; make one with {_MAKE}") from error
+        raise InputError(f"{path!r} contains no public key in PEM format; create one with {_MAKE}") from error
 
 
 def _name_key(key: Any, path: str) -> Key:
@@ -136,7 +140,9 @@ def _name_key(key: Any, path: str) -> Key:
     on_p256 = isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)
     if not (on_p256 or isinstance(key, Ed25519PublicKey)):
         kind = getattr(getattr(key, "curve", None), "name", type(key).__name__.lstrip("_").removesuffix("PublicKey"))
-        raise InputError(f"{path!r} is a key of kind {kind}, and ed25519 and P-256 are known; make one with {_MAKE}")
+        raise InputError(
+            f"{path!r} is a key of kind {kind}, but only ed25519 and P-256 are supported; create one with {_MAKE}"
+        )
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return SSlibKey.from_crypto(key, keyid=hashlib.sha256(der).hexdigest())
 
@@ -146,11 +152,11 @@ def _read_pem(path: str, what: str) -> tuple[bytes, os.stat_result]:
         # Without O_NONBLOCK, opening a pipe would block.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
-        raise InputError(f"the {what} {path!r} can't be read: {error.strerror}; make one with {_MAKE}") from error
+        raise InputError(f"the {what} {path!r} can't be read: {error.strerror}; create one with {_MAKE}") from error
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
             raise InputError(
-                f"the {what} {path!r} is no file, or has more than the {_MOST} bytes of one; make one with {_MAKE}"
+                f"the {what} {path!r} is not a file, or has more than {_MOST} bytes; create one with {_MAKE}"
             )
         return file.read(), status

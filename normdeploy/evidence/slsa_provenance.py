@@ -103,9 +103,9 @@ def statement_subjects(payload: bytes, what: str) -> dict[str, str]:
         kinds = (told["_type"], told["predicateType"], told["predicate"]["buildDefinition"]["buildType"])
         subjects = {str(s["name"]): str(s["digest"]["sha256"]) for s in told["subject"]}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise EvidenceError(f"{what} is no Statement of in-toto ({type(error).__name__}: {error})") from error
+        raise EvidenceError(f"{what} is not an in-toto Statement ({type(error).__name__}: {error})") from error
     if kinds != (STATEMENT, PREDICATE, BUILD):
-        raise EvidenceError(f"{what} states {kinds}, and {(STATEMENT, PREDICATE, BUILD)} is expected")
+        raise EvidenceError(f"{what} states {kinds}, but {(STATEMENT, PREDICATE, BUILD)} is expected")
     if len(subjects) != len(told["subject"]):
         raise EvidenceError(f"{what} names a file twice")
     return subjects

@@ -73,7 +73,9 @@ def _load_table(extension: extensions.Extension) -> Table:
 def _validate_table(table: Table, name: str) -> dict[Any, Any]:
     """Check the types of a table and resolve its keys to overloads."""
     if not isinstance(table, Mapping):
-        raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
+        raise InputError(
+            f"{name} is a {type(table).__name__}, not a mapping of torch operators to onnxscript functions"
+        )
     checked = {}
     for key, functions in table.items():
         if isinstance(functions, list | tuple):
@@ -82,7 +84,7 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
             several = (functions,)
         if not several or not all(map(callable, several)):
             raise InputError(
-                f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them"
+                f"{name} translates {key} by {functions!r}; pass an onnxscript function, or a list of them"
             )
         checked[_resolve_operator(key, name)] = functions
     return checked
@@ -104,13 +106,12 @@ def _resolve_operator(key: Any, name: str) -> Any:
         overloaded = getattr(packet, overload or "default", None)
         if overloaded is None:
             raise InputError(
-                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what"
-                " registers it"
+                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import the "
+                "module that registers it"
             )
         return overloaded
     if not callable(key):
         raise InputError(
-            f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name"
-            " 'acme::norm'"
+            f"{name} has the key {key!r}; use an operator such as torch.ops.acme.norm.default, or its name 'acme::norm'"
         )
     return key

@@ -96,8 +96,8 @@ def export_without_weights(
     """
     if not isinstance(opset, int) or opset not in OPSETS:
         raise ExportError(
-            f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every"
-            " runtime)"
+            f"opset {opset!r} can't be exported; torch exports {OPSETS.start} to {OPSETS.stop - 1} (21 suits every "
+            "runtime)"
         )
     table = translation_table(model.program, custom_translation_table)
     require_translatable(model.program, own=table)
@@ -203,15 +203,15 @@ def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
             size = _dim_value(exported)
             if isinstance(size, int):
                 raise InputError(
-                    f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was to range from {wanted.min} to"
-                    f" {wanted.max}, but the model fixes it at {size}; give it as {size}, or change what fixes it (a"
-                    " channel count, a view, a loop)"
+                    f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was requested to range from "
+                    f"{wanted.min} to {wanted.max}, but the model fixes it at {size}; pass {size}, or change the "
+                    "code that fixes it (a channel count, a view, a loop)"
                 )
             given = names.setdefault(str(size), wanted.name)
             if given != wanted.name:
                 raise InputError(
-                    f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but the"
-                    " model needs them equal; give both one name"
+                    f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but "
+                    "the model needs them equal; use one name for both"
                 )
     return names
 
@@ -343,8 +343,8 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
         module = ""
     if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
         return (
-            f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators,"
-            " or say how it is written in ONNX with custom_translation_table"
+            f"ONNX has no equivalent of the operator {missing[1]}{module}; write that part of the model with other "
+            "operators, or translate it to ONNX with custom_translation_table"
         )
     if target:
         where = f" (operator {target[1]}{module})"
@@ -352,8 +352,8 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
         where = ""
     if "SymbolicTensor" in text:
         return (
-            f"torch's exporter can't write an argument that follows from a dynamic size{where}: state that size, write"
-            " the operator with tensors alone, or say how it is written in ONNX with custom_translation_table"
+            f"torch's exporter can't write an argument that depends on a dynamic size{where}: fix that size, write "
+            "the operator with only tensors, or translate it to ONNX with custom_translation_table"
         )
     return f"torch could not export the model{where}: {text}"
 

@@ -36,7 +36,7 @@ def require_translatable(program: torch.export.ExportedProgram, *, own: Containe
         if node.target not in own
     ]
     if found:
-        raise ExportError(f"torch's exporter writes another function in ONNX: {'; '.join(dict.fromkeys(found))}")
+        raise ExportError(f"torch's exporter writes a different function to ONNX: {'; '.join(dict.fromkeys(found))}")
 
 
 def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, str]]:
@@ -64,9 +64,9 @@ def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
     if name == "cross_entropy_loss" and arguments.get("label_smoothing"):
         return "cross_entropy drops label_smoothing: write it with log_softmax"
     if name.lstrip("_").startswith("adaptive_") and _pools_dynamic_size(arguments):
-        return "an adaptive pool (or area resize) takes a dynamic size: state that size, or pool by a fixed kernel"
+        return "an adaptive pool (or area resize) has a dynamic size: fix that size, or pool with a fixed kernel"
     if "upsample_nearest_exact" in name and _has_dynamic_size(arguments.get("self", arguments.get("input"))):
-        return "a nearest-exact resize takes a dynamic size: state that size, or use nearest"
+        return "a nearest-exact resize has a dynamic size: fix that size, or use nearest"
     return ""
 
 

@@ -43,7 +43,7 @@ def bundle_origin(
         except StoreError as error:
             raise ProcessVanished(str(error)) from error
         if record is None:
-            raise ProcessVanished(f"the record of {name} is gone from the store")
+            raise ProcessVanished(f"the store no longer contains the record of {name}")
         argv[name] = record.depends["argv"]
         for path, digest in record.depends["inputs"].items():
             found[path if found.get(path, digest) == digest else f"{name}/{path}"] = digest

@@ -93,7 +93,7 @@ def call_with_cache(
         if record is not None and (lacking := _find_missing_output(record, output)):
             opened.void_record(key)
             record = None
-            note = f"the record {key} does not name {lacking}, which {verb} makes; the step is run again"
+            note = f"the record {key} lacks {lacking}, an output of {verb}; rerunning the step"
         notes += [note] if note else []
         cached = record is not None
         if record is None:
@@ -108,7 +108,7 @@ def call_with_cache(
             _remove_damaged_objects(opened, record)
             if tries == _TRIES:
                 raise
-            notes.append(f"{record.step} is run again: {error}")
+            notes.append(f"rerunning {record.step}: {error}")
         else:
             return CachedResult(record, cached, log, report, tuple(notes))
     raise AssertionError("unreachable")

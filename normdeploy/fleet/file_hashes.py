@@ -99,7 +99,9 @@ class FileHashes:
     def _hash_file(self, file: Path) -> StoredFile:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{str(file)!r} is no regular file, and would be read as one; take it out of the folder")
+            raise InputError(
+                f"{str(file)!r} is not a regular file, but would be read as one; remove it from the folder"
+            )
         state: list[object] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(str(file))
         if known is not None and known[:-1] == state:
@@ -118,7 +120,7 @@ def _list_files(path: Path) -> list[tuple[str, Path]]:
     walked = set[str]()
     for here, folders, names in os.walk(path, followlinks=True):
         if (real := os.path.realpath(here)) in walked:
-            raise InputError(f"{here!r} is a link to a folder around it or beside it; take it out")
+            raise InputError(f"{here!r} links to a folder that contains it or was already visited; remove the link")
         walked.add(real)
         folders[:] = sorted(f for f in folders if f not in _SKIPPED)
         found += [((Path(here) / n).relative_to(path).as_posix(), Path(here) / n) for n in sorted(names)]
@@ -136,6 +138,6 @@ def _list_external_data(path: Path) -> list[tuple[str, Path]]:
     for name in names:
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise InputError(
-                f"{path.name} holds weights in {name!r}, outside of its folder; write it again with them beside"
+                f"{path.name} stores weights in {name!r}, outside its folder; write it again with the weights beside it"
             )
     return [(f"../{name}", path.parent / name) for name in sorted(names)]

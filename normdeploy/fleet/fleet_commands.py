@@ -119,7 +119,7 @@ def preview_update(
     updated = [machine.with_updates(against or {}) for machine in machines]
     if unknown := [name for name in against or {} if all(m == m.with_updates({name: ""}) for m in updated)]:
         known = ", ".join(sorted(machines[0].facts))
-        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
+        raise InputError(f"no step depends on {unknown[0]!r}; known names are {known}")
     return schedule_fleet(fleet, opened, DryRun(updated, stale_step_explainer(opened, last)), only)
 
 
@@ -185,7 +185,7 @@ def open_fleet_store(
             told = str(fleet.path.parent / fleet.store)
     told = told or os.environ.get(STORE, "") or (str(fleet.path.parent / "store") if fleet is not None else "")
     if not make and "://" not in told and not Path(told).is_dir():
-        raise InputError(f"there is no store {told!r} yet; normdeploy fleet run makes it")
+        raise InputError(f"store not found: {told!r}; normdeploy fleet run creates it")
     return open_signed_store(open_backend(told), sign, trust)
 
 
@@ -201,12 +201,15 @@ def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Step
     if on == "local":
         if wait > 0:
             raise InputError(
-                f"--wait is {wait:g} s for machines that join a Ray cluster, and --on is 'local', which none joins;"
-                " leave --wait out, or give --on ray://HEAD:10001"
+                f"--wait {wait:g} applies only to Ray clusters, but --on is 'local'; omit --wait, or pass "
+                "--on ray://HEAD:10001"
             )
         return lambda store: LocalPool(store, jobs)
     if jobs is not None:
-        raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
+        raise InputError(
+            f"--jobs applies only to local runs, but --on is {on!r}; omit --jobs, because Ray nodes "
+            "report their own resources"
+        )
     return lambda store: RayPool(store, on, wait=wait)
 
 
@@ -327,7 +330,7 @@ def stale_step_explainer(
         if record:
             why = "; ".join(describe_key_changes(record.depends, depends))
         else:
-            why = "it is not in the store"
+            why = "it has no record in the store"
         return StepEnd(step.name, step.verb, "stale", key, why)
 
     return explain_stale_step

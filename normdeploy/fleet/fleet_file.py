@@ -156,16 +156,16 @@ def read_fleet(path: PathLike) -> Fleet:
     try:
         text = read_regular(file, most=_LONGEST).decode()
     except OSError as error:
-        raise InputError(f"can't read {str(path)!r}: {error.strerror}; give a fleet.toml") from error
+        raise InputError(f"can't read {str(path)!r}: {error.strerror}; pass a fleet.toml") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r} is no text in UTF-8 (byte {error.start}); give a fleet.toml") from error
+        raise InputError(f"{str(path)!r} is not UTF-8 text (byte {error.start}); pass a fleet.toml") from error
     try:
         told = parse_toml(text)
     # An integer of too many digits raises a bare ValueError.
     except ValueError as error:
-        raise InputError(f"{file.name} is no TOML: {error}") from error
+        raise InputError(f"{file.name} is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise InputError(f"{file.name} is no TOML that can be read: it is nested too deeply") from error
+        raise InputError(f"{file.name} is not readable TOML: it is nested too deeply") from error
     checked = ValidatedFile(file, text, told)
     checked.check_schema()
     checked.check_references()

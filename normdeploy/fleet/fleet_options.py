@@ -24,21 +24,21 @@ class FleetOptions:
     store: PathLike | None = option_field(
         None,
         "--store",
-        "A folder or URL (s3://bucket/folder); without it the file's, NORMDEPLOY_STORE, or the folder store.",
+        "Folder or URL of the store (s3://bucket/folder). Default: the fleet file's, NORMDEPLOY_STORE, or ./store.",
         metavar="PLACE",
         type=str | None,
     )
     only: Sequence[str] = option_field(
         (),
         "--only",
-        "Models, or model/variant, that are looked at. Repeatable.",
+        "Only models, or model/variant, that match. Repeatable.",
         metavar="PATTERN",
         type=list[str] | None,
     )
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Believe only what this key has signed. Repeatable.",
+        "Trust only records signed with this key. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )
@@ -54,10 +54,10 @@ class PlacementOptions:
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
-    on: str = option_field("local", "--on", "local, or a Ray cluster: auto, ray://head:10001.", metavar="WHERE")
-    jobs: int | None = option_field(
-        None, "--jobs", "Steps at a time on this machine; without it one for each CPU.", minimum=1
+    on: str = option_field(
+        "local", "--on", "local, or the address of a Ray cluster: auto, ray://head:10001.", metavar="WHERE"
     )
+    jobs: int | None = option_field(None, "--jobs", "Parallel steps on this machine. Default: one per CPU.", minimum=1)
     only: Sequence[str] = repeat_option_field(FleetOptions, "only")
 
 
@@ -74,7 +74,7 @@ class SigningOptions:
     sign: PathLike | None = option_field(
         None,
         "--sign",
-        "Sign with this private key, and say what it was made of.",
+        "Sign records and bundles with this private key.",
         metavar="KEY.pem",
         type=Path | None,
     )
@@ -119,5 +119,5 @@ class PublishOptions:
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
     only: Sequence[str] = repeat_option_field(FleetOptions, "only")
-    built: bool = option_field(False, "--built", "Publish engines too that were built and not run on their GPU.")
+    built: bool = option_field(False, "--built", "Also publish engines that were built but not run on their GPU.")
     trust: Sequence[PathLike] = repeat_option_field(FleetOptions, "trust")

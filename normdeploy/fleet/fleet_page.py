@@ -19,12 +19,12 @@ _TONES = {
     **{"verified": "good", "built": "partly", "wrong": "bad", "failed": "bad", "not run": "muted", "stale": "warn"},
 }
 _SAID = {
-    "verified": "all that was asked for was done, and its numbers are right",
-    "built": "the engine is built; no machine here has the GPU that it is for, so it was not run",
-    "wrong": "it runs, and its numbers are wrong",
+    "verified": "all requested steps ran, and the results are correct",
+    "built": "the engine was built but not run: no machine here has its target GPU",
+    "wrong": "it runs, but its results are wrong",
     "failed": "a step ended without a result",
     "not run": "no machine here can build it",
-    "stale": "what it depends on has changed since it was made",
+    "stale": "an input has changed since it was made",
 }
 # Rows of the table; the JSON report holds all.
 _ROWS = 2000
@@ -112,7 +112,7 @@ def _plot_trend(run: FleetRun) -> Mapping[str, str]:
                     places, counts, color=colour, marker="o", markersize=3, linewidth=1.2, label=status,
                     linestyle=":" if status == "failed" else "-",
                 )  # fmt: skip
-        axes.set_xlabel("runs, the last one at the right")
+        axes.set_xlabel("runs, latest at the right")
         axes.set_ylabel("cells")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -120,5 +120,5 @@ def _plot_trend(run: FleetRun) -> Mapping[str, str]:
         draw_legend(axes)
         first = runs[0]
         last = runs[-1]
-        alt = "; ".join(f"{s}: {first.get(s, 0):g} then, {last.get(s, 0):g} now" for s, _ in groups if last.get(s, 0))
+        alt = "; ".join(f"{s}: {first.get(s, 0):g} → {last.get(s, 0):g}" for s, _ in groups if last.get(s, 0))
         return {"caption": f"The last {len(runs)} runs.", "alt": alt, "svg": figure_to_svg(figure, "trend")}

@@ -65,7 +65,8 @@ def recheck_fleet(call: RecheckCall) -> tuple[StepEnd, ...]:
     mine = [s for s in steps if s.after["package"] in keys]
     if not mine:
         raise InputError(
-            f"the last run of {fleet.path.name} made no bundle; put 'package' into steps and run it, or name others"
+            f"the last run of {fleet.path.name} made no matching bundle; add 'package' to steps and run it, or "
+            "select other models"
         )
     pool = pool_on(opened)
     try:

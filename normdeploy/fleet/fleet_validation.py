@@ -43,7 +43,9 @@ class ValidatedFile:
         try:
             from jsonschema import Draft202012Validator
         except ImportError as error:
-            raise RuntimeUnavailable("fleet.toml is checked by jsonschema; pip install 'normdeploy[fleet]'") from error
+            raise RuntimeUnavailable(
+                "jsonschema, which checks fleet.toml, is not installed; pip install 'normdeploy[fleet]'"
+            ) from error
         errors = sorted(
             Draft202012Validator(fleet_json_schema()).iter_errors(self.told), key=lambda e: [str(p) for p in e.path]
         )
@@ -63,13 +65,13 @@ class ValidatedFile:
             if target["runtime"] != "onnxruntime" and "compute_capability" not in target:
                 self._add_error(
                     ("targets", name),
-                    f"an engine of {target['runtime']} is for one kind of GPU; give its compute_capability, such as"
-                    ' "8.9"',
+                    f"an engine of {target['runtime']} works only on one compute capability; add "
+                    'compute_capability, for example "8.9"',
                 )
             if target["runtime"] == "onnxruntime" and "compute_capability" in target:
                 self._add_error(
                     ("targets", name, "compute_capability"),
-                    "onnxruntime runs the ONNX file, which is for no kind of GPU; leave compute_capability out",
+                    "compute_capability does not apply to onnxruntime, which runs the ONNX file; remove it",
                 )
         for name, model in self.told["models"].items():
             for kind, known in (("variants", variants), ("targets", targets)):
@@ -88,11 +90,13 @@ class ValidatedFile:
                     )
         for path, verb, options in self._iter_tables():
             if options.get("part") == "all":
-                self._add_error((*path, verb, "part"), "a job makes one file; list each part as a model of its own")
+                self._add_error(
+                    (*path, verb, "part"), 'a job makes one file, so part can\'t be "all"; add one model per part'
+                )
             for option, value in options.items():
                 for one in value if isinstance(value, list) and is_file_option(verb, option) else [value]:
                     if is_file_option(verb, option) and not (self.file.parent / one).exists():
-                        self._add_error((*path, verb, option), f"there is no {one!r} beside {self.file.name}")
+                        self._add_error((*path, verb, option), f"file not found: {one!r}, relative to {self.file.name}")
 
     def _find_sources(self, name: str, source: str, folder: Path) -> list[Path]:
         """Find the sources of a pattern.
@@ -100,18 +104,20 @@ class ValidatedFile:
         Each further ``**`` would multiply the number of visited folders, so only one is allowed.
         """
         if source.count("**") > 1:
-            self._add_error(("models", name, "source"), f"the pattern {source!r} holds ** more than once; give one")
+            self._add_error(
+                ("models", name, "source"), f"the pattern {source!r} contains ** more than once; use it once"
+            )
         try:
             found = list(itertools.islice(expand_pattern(source, folder), _MOST_FOUND + 1))
         except TooManyFiles:
             self._add_error(
                 ("models", name, "source"),
-                f"the pattern {source!r} looks at more than {MOST_SEEN} files and folders; give a narrower one",
+                f"the pattern {source!r} scans more than {MOST_SEEN} files and folders; use a narrower one",
             )
         if len(found) > _MOST_FOUND:
             self._add_error(
                 ("models", name, "source"),
-                f"the pattern {source!r} finds more than {_MOST_FOUND} files and folders; give a narrower one",
+                f"the pattern {source!r} matches more than {_MOST_FOUND} files and folders; use a narrower one",
             )
         return sorted(found)
 
@@ -123,13 +129,15 @@ class ValidatedFile:
             if not glob.has_magic(source):
                 path = folder / source
                 if not path.exists():
-                    self._add_error(("models", name, "source"), f"there is no model {source!r} beside {self.file.name}")
+                    self._add_error(
+                        ("models", name, "source"), f"model not found: {source!r}, relative to {self.file.name}"
+                    )
                 yield FleetModel(name, Path(os.path.abspath(path)), told)
                 continue
             found = self._find_sources(name, source, folder)
             if not found:
                 self._add_error(
-                    ("models", name, "source"), f"the pattern {source!r} finds nothing beside {self.file.name}"
+                    ("models", name, "source"), f"the pattern {source!r} matches no file, relative to {self.file.name}"
                 )
             names: dict[str, Path] = {}
             for path in found:
@@ -137,7 +145,8 @@ class ValidatedFile:
                 if stem in names:
                     self._add_error(
                         ("models", name, "source"),
-                        f"{names[stem].name!r} and {path.name!r} would both be {name}.{stem}; list one by itself",
+                        f"{names[stem].name!r} and {path.name!r} would both be {name}.{stem}; add one of them as "
+                        "its own model",
                     )
                 names[stem] = path
                 yield FleetModel(f"{name}.{stem}", path, told)
@@ -164,13 +173,13 @@ class ValidatedFile:
             return self._format_error(path, f"{where}: {missing[0]!r} is missing")
         if "propertyNames" in error.absolute_schema_path:
             return self._format_error(
-                path, f"{where}: the name {error.instance!r} may hold letters, digits, '.', '_' and '-'"
+                path, f"{where}: the name {error.instance!r} may contain only letters, digits, '.', '_' and '-'"
             )
         if error.validator == "pattern":
-            return self._format_error(path, f"{where} is {error.instance!r}; give {error.schema['description']}")
+            return self._format_error(path, f"{where} is {error.instance!r}; expected {error.schema['description']}")
         if error.validator == "enum":
             return self._format_error(
-                path, f"{where} is {error.instance!r}; give one of {', '.join(map(repr, error.validator_value))}"
+                path, f"{where} is {error.instance!r}; expected one of {', '.join(map(repr, error.validator_value))}"
             )
         if error.validator == "type":
             if isinstance(error.validator_value, list):
@@ -178,7 +187,7 @@ class ValidatedFile:
             else:
                 kinds = [error.validator_value]
             return self._format_error(
-                path, f"{where} is {error.instance!r}; give {' or '.join(_TYPES[k] for k in kinds)}"
+                path, f"{where} is {error.instance!r}; expected {' or '.join(_TYPES[k] for k in kinds)}"
             )
         return self._format_error(path, f"{where}: {error.message}")
 
@@ -190,13 +199,13 @@ class ValidatedFile:
 
 
 _TYPES = {
-    **{"string": "a text in quotes", "integer": "a whole number", "number": "a number", "boolean": "true or false"},
+    **{"string": "a string in quotes", "integer": "an integer", "number": "a number", "boolean": "true or false"},
     **{"array": "a list in brackets", "object": "a table"},
 }
 
 
 def _describe_unknown_name(what: str, name: str, known: Any) -> str:
     close = difflib.get_close_matches(name, list(known), 1)
-    return f"there is no {what}; " + (
-        f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known) or 'none'}"
+    return f"unknown {what}; " + (
+        f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(known) or 'none'}"
     )

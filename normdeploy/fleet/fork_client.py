@@ -92,7 +92,9 @@ class ForkClient:
             server.send(request | {"seconds": seconds, "memory": memory})
         end = future.result()
         if end.code == -9 and not end.why:
-            raise ProcessVanished("it was killed by signal 9 from outside, as the system does where memory runs out")
+            raise ProcessVanished(
+                "it was killed by signal 9 from outside, possibly because the system ran out of memory"
+            )
         return end
 
     def close(self) -> None:
@@ -155,4 +157,4 @@ class _ForkServer:
 
     def _fail_pending_calls(self, name: str) -> None:
         if (future := self.waiting.pop(name, None)) is not None:
-            future.set_exception(ProcessVanished("the process that held the libraries died"))
+            future.set_exception(ProcessVanished("the process that preloads the libraries died"))

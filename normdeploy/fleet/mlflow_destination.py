@@ -102,6 +102,6 @@ class MlflowDestination:
             return call(argument)
         except (MlflowException, RequestException, OSError) as error:
             raise PublishError(
-                f"MLflow at {self._address!r} can't be used: {type(error).__name__}: {str(error)[:500]}; look at the"
-                " address (by http: mlflow+http://) and at MLFLOW_TRACKING_TOKEN"
+                f"can't use MLflow at {self._address!r}: {type(error).__name__}: {str(error)[:500]}; "
+                "check the address (for http: mlflow+http://) and MLFLOW_TRACKING_TOKEN"
             ) from error

@@ -62,12 +62,13 @@ class OciDestination:
             import oras.provider
         except ImportError as error:
             raise RuntimeUnavailable(
-                f"a registry needs a library that is not installed ({error}); pip install 'normdeploy[publish]'"
+                f"publishing to a registry needs a library that is not installed ({error}); pip install "
+                "'normdeploy[publish]'"
             ) from error
         if not _NAME.fullmatch(repository):
             raise InputError(
-                f"{repository!r} is no name of a repository (small letters, digits, '.', '_', '-', '/'); give"
-                " oci://HOST/REPOSITORY"
+                f"{repository!r} is not a valid repository name (lowercase letters, digits, '.', '_', "
+                "'-', '/'); expected oci://HOST/REPOSITORY"
             )
         self._host = host
         self._repository = repository
@@ -186,14 +187,14 @@ class OciDestination:
 
     def _unreachable_error(self, error: Exception) -> PublishError:
         return PublishError(
-            f"the registry {self._host!r} can't be used: {type(error).__name__}: {error}; look at the address (by http:"
-            " oci+http://), and log in with docker login"
+            f"can't use the registry {self._host!r}: {type(error).__name__}: {error}; check the address (for "
+            "http: oci+http://), and log in with docker login"
         )
 
     def _refusal_error(self, answer: Any) -> PublishError:
         return PublishError(
-            f"the registry {self._host!r} refuses {self._repository!r} with {answer.status_code}:"
-            f" {answer.text[:300].strip()}"
+            f"the registry {self._host!r} rejected {self._repository!r} with status {answer.status_code}: "
+            f"{answer.text[:300].strip()}"
         )
 
     @staticmethod

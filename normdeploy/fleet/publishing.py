@@ -135,7 +135,9 @@ def open_destination(to: str) -> BundleDestination:
         if rest and kind in (known, f"{known}+http"):
             host, _, path = rest.rstrip("/").partition("/")
             return made(host, path, secure=kind == known)
-    raise InputError(f"--to is {to!r}; give oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT (by http: oci+http://)")
+    raise InputError(
+        f"--to is {to!r}; expected oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT (for http: oci+http://)"
+    )
 
 
 def _bundle_outputs(end: JobEnd, cell: CellOutcome) -> dict[str, StoredFile]:
@@ -154,7 +156,7 @@ def _publish_refusal(cell: CellOutcome, outputs: Mapping[str, StoredFile], *, bu
             hint = ""
         return f"it is {cell.status}" + (f": {cell.reason}" if cell.reason else "") + hint
     if MANIFEST not in outputs:
-        return 'it has no bundle; put "package" into its steps, and bundle = true into its target'
+        return 'it has no bundle; add "package" to its steps and bundle = true to its target'
     return ""
 
 

@@ -12,7 +12,7 @@ from ..errors import RuntimeUnavailable
 _CONNECT = 5.0
 # Seconds within which the server, which may be busy, must answer by gRPC.
 _ANSWER = 10.0
-_START = "start one with ray start --head, or give the address of its head, such as ray://head:10001"
+_START = "start a cluster with ray start --head, or pass the address of its head, such as ray://head:10001"
 
 
 def connect_ray(address: str) -> Any:
@@ -39,7 +39,7 @@ def connect_ray(address: str) -> Any:
         # ConnectionError, RuntimeError of other versions, ValueError for the address.
         lines = str(error).strip().splitlines()
         raise RuntimeUnavailable(
-            f"no Ray cluster is reached at {address!r}: {lines[0] if lines else error}; {_START}"
+            f"can't reach a Ray cluster at {address!r}: {lines[0] if lines else error}; {_START}"
         ) from error
     return ray
 
@@ -58,14 +58,14 @@ def require_reachable(address: str) -> None:
         return
     if not host or not port.isdecimal():
         if protocol:
-            raise RuntimeUnavailable(f"{address!r} names no host and port; {_START}")
+            raise RuntimeUnavailable(f"{address!r} lacks a host or port; {_START}")
         # "auto", or an address that Ray refuses at once.
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
-        raise RuntimeUnavailable(f"no Ray cluster is reached at {address!r}: {why}; {_START}") from error
+        raise RuntimeUnavailable(f"can't reach a Ray cluster at {address!r}: {why}; {_START}") from error
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         # The check would need a certificate.
         return
@@ -76,6 +76,5 @@ def require_reachable(address: str) -> None:
             grpc.channel_ready_future(channel).result(_ANSWER)
         except grpc.FutureTimeoutError as error:
             raise RuntimeUnavailable(
-                f"no Ray cluster is reached at {address!r}: what takes connections there does not answer as Ray does;"
-                f" {_START}"
+                f"can't reach a Ray cluster at {address!r}: the server at this address is not Ray; {_START}"
             ) from error

@@ -89,13 +89,13 @@ class RayPool:
                 raise error
             if not self._nodes:
                 raise RuntimeUnavailable(
-                    f"the Ray cluster {address!r} has no node with a CPU that answers; start one with ray start"
+                    f"no node of the Ray cluster {address!r} with a CPU responds; start one with ray start"
                 )
         except BaseException as error:
             self._disconnect()
             if isinstance(error, NormdeployError) or not isinstance(error, Exception):
                 raise
-            raise RuntimeUnavailable(f"the Ray cluster {address!r} does not answer any more ({error})") from error
+            raise RuntimeUnavailable(f"the Ray cluster {address!r} stopped responding ({error})") from error
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watch_nodes, daemon=True)
         self._watch.start()
@@ -124,7 +124,7 @@ class RayPool:
         key = task.key_on(machine)[0]
         able, amounts = find_nodes_for(self._list_nodes(), task, key)
         if not able:
-            future.set_exception(ProcessVanished("the machine that was to run it is gone"))
+            future.set_exception(ProcessVanished("the machine assigned to it is gone"))
             return future
         gpus = amounts.pop("GPU", 0.0)
         reference = self._run.options(
@@ -202,7 +202,7 @@ class RayPool:
                         self._nodes[told.node] = replace(
                             node, machine=drop_unsharable_gpus(told.machine, node.resources)
                         )
-                waiting.future.set_exception(ProcessVanished("the machine that was to run it has changed"))
+                waiting.future.set_exception(ProcessVanished("the machine assigned to it has changed"))
             elif isinstance(told, StepRefused):
                 waiting.future.set_exception(told.error)
             else:
@@ -214,7 +214,7 @@ class RayPool:
                 self._refresh_nodes()
             except Exception as error:
                 # Ray raises if the whole cluster is gone.
-                lost = f"the Ray cluster is gone ({error})"
+                lost = f"the Ray cluster is unreachable ({error})"
                 with self._lock:
                     self._nodes.clear()
                 self._fail_orphaned_steps(frozenset(), lost)
@@ -240,11 +240,11 @@ class RayPool:
             if reference in done:
                 self._register_node(name, reference, resources)
             elif name not in alive or time.monotonic() - since > _PROBE:
-                self._useless[name] = RuntimeUnavailable(f"the Ray node {name[:8]} did not answer")
+                self._useless[name] = RuntimeUnavailable(f"the Ray node {name[:8]} did not respond")
             else:
                 continue
             del self._probes[name]
-        self._fail_orphaned_steps(frozenset(alive), "the machine that was to run it is gone")
+        self._fail_orphaned_steps(frozenset(alive), "the machine assigned to it is gone")
 
     def _register_node(self, name: str, reference: Any, resources: Mapping[str, float]) -> None:
         try:
@@ -256,8 +256,8 @@ class RayPool:
                 return
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
-                f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"
-                " same version there as here"
+                f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); "
+                "install the same version there"
             )
             return
         if isinstance(answer, StepRefused):
@@ -266,8 +266,8 @@ class RayPool:
         machine, told = answer
         if not told:
             self._useless[name] = StoreError(
-                f"the Ray node {name[:8]} does not see the store {self._url!r}; give a folder that all nodes mount at"
-                " this path, or a URL such as s3://bucket/folder"
+                f"the Ray node {name[:8]} can't access the store {self._url!r}; use a folder that all "
+                "nodes mount at this path, or a URL such as s3://bucket/folder"
             )
             return
         with self._lock:

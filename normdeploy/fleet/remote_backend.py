@@ -50,8 +50,8 @@ class RemoteBackend:
         protocol = url.partition("://")[0]
         if protocol not in _CONDITIONAL:
             raise StoreError(
-                f"the store {url!r} can't be used: a file system of {protocol!r} does not refuse the second of two"
-                " objects of one name, which two drivers may write; give a folder, s3://, gs:// or az://"
+                f"the store {url!r} can't be used: a {protocol!r} file system can't reject a second object "
+                "with the same name, which two drivers may write; use a folder, s3://, gs:// or az://"
             )
         try:
             from fsspec.core import url_to_fs
@@ -63,7 +63,7 @@ class RemoteBackend:
             raise RuntimeUnavailable(f"the store {url!r} needs a library: {error}; pip install {library}") from error
         except ValueError as error:
             raise StoreError(
-                f"the store {url!r} can't be used: {error}; give a folder, or a URL such as s3://bucket/folder"
+                f"the store {url!r} can't be used: {error}; use a folder, or a URL such as s3://bucket/folder"
             ) from error
         self.url, self._options, self._held = url, options, _LeaseRenewer(self)
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
@@ -91,8 +91,9 @@ class RemoteBackend:
         self.delete(name)
         if not refused:
             raise StoreError(
-                f"the store {self.url!r} can't be used: its server takes a second object of one name in spite of the"
-                " condition that there is none, so two drivers would harm each other; give another store, or a folder"
+                f"the store {self.url!r} can't be used: its server ignores the condition that an object must "
+                "not exist yet, so two drivers would overwrite each other's records; use another store "
+                "or a folder"
             )
         for entry in self.list_entries("claims/"):
             if entry.written < time.time() - 10 * LEASE:
@@ -238,8 +239,8 @@ class RemoteBackend:
         except Exception as error:
             # Each library has its own exceptions.
             raise StoreError(
-                f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; what it holds is whole, and"
-                " the next run goes on from there"
+                f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; stored results are "
+                "intact, and the next run resumes from them"
             ) from error
 
 

@@ -178,7 +178,7 @@ def _find_run(store: StepStore, run: str) -> dict[str, Any]:
     """
     told: dict[str, Any] = json.loads(store.opened(store.place.read(f"runs/{run}/run.json") or b""))
     if told["schema"] != RUN or told["id"] != run or not isinstance(told["files"], dict):
-        raise ValueError(f"{told['schema']!r} of {told['id']!r}")
+        raise ValueError(f"its schema is {told['schema']!r} and its id {told['id']!r}")
     return told
 
 
@@ -190,8 +190,8 @@ def _read_manifest_lines(store: StepStore, run: str, file: str) -> Iterator[dict
         raise StoreError(f"the store {store.place.url!r} has no {name}")
     if (found := hashlib.sha256(data).hexdigest()) != stated:
         raise StoreError(
-            f"{name} in the store {store.place.url!r} is damaged: its hash is {found}, and run.json says {stated};"
-            f" remove runs/{run}"
+            f"{name} in the store {store.place.url!r} is damaged: its hash is {found}, but run.json lists "
+            f"{stated}; remove runs/{run}"
         )
     for line in data.splitlines():
         try:

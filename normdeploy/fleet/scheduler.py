@@ -175,7 +175,9 @@ class Scheduler:
             since = run.waiting.setdefault(step.name, time.monotonic())
             if self.pool is None or time.monotonic() - since >= self.wait:
                 lacks = "; ".join(sorted({m.describe_missing(step.needs) for m in machines}))
-                self._record_end(run, StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there"))
+                self._record_end(
+                    run, StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is available")
+                )
             return
         run.waiting.pop(step.name, None)
         run.busy.add(step.name)
@@ -264,7 +266,7 @@ class Scheduler:
                 # Variants share a source.
                 with self._uploads.setdefault(file.stored.sha256, threading.Lock()):
                     if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
-                        raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
+                        raise InputError(f"{file.path.name!r} changed while the fleet ran; run it again")
                     self._uploaded.add(file.stored.sha256)
             inputs[name] = StepInput(file.stored)
         return StepTask(task.step, inputs, task.made)

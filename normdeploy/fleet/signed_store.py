@@ -89,6 +89,6 @@ def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
     """
     if trust and sign is None:
         raise InputError(
-            f"with --trust (or {TRUST}) only signed records are believed, and without --sign (or {SIGN}) those that are"
-            " written now would not be; give a key that signs too, or leave --trust out"
+            f"--trust (or {TRUST}) accepts only signed records, but without --sign (or {SIGN}) new records would "
+            "be unsigned; pass --sign, or omit --trust"
         )

@@ -50,7 +50,7 @@ def find_steps(
     mine = [r for r in run_history.list_runs(opened) if r["file"] == fleet.path.name]
     if not mine:
         raise InputError(
-            f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
+            f"the store {opened.place.url!r} has no run of {fleet.path.name}; start one with normdeploy fleet run"
         )
     # The last runs may not have covered this model.
     for run in reversed(mine):
@@ -60,7 +60,7 @@ def find_steps(
     if not wanted:
         cells = sorted(run_history.cells_by_name(opened, run["id"]))
         raise InputError(
-            f"no step of the last run is {name!r}; its cells are {', '.join(cells[:10])}"
+            f"the last run has no step named {name!r}; its cells are {', '.join(cells[:10])}"
             + (", …" if len(cells) > 10 else "")
         )
     return FoundSteps(

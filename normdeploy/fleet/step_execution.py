@@ -140,7 +140,7 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
     failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
     if failed:
         first = failed[0]
-        off = f"is off by {first['max_abs_error']}, {first['allowed']} is allowed"
+        off = f"differs by {first['max_abs_error']}; the allowed error is {first['allowed']}"
         if len(failed) > 1:
             more = f" ({len(failed)} rows fail)"
         else:
@@ -160,7 +160,7 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
     worse = [c for c in report.get("changes", ()) if isinstance(c, Mapping) and c.get("worse")]
     if worse:
         return f"{worse[0]['name']}: {worse[0]['was']} → {worse[0]['now']}"
-    return "the verb ended with exit code 1; its log says why"
+    return "the verb ended with exit code 1; see its log"
 
 
 def _weight_rows(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -190,13 +190,13 @@ def _is_number(value: Any) -> bool:
 
 def _describe_end(end: CallEnd, step: JobStep, log: Path) -> str:
     if end.why == "seconds":
-        return f"it took longer than {step.seconds:g} s, which is its limit; raise seconds"
+        return f"it exceeded its limit of {step.seconds:g} s; raise seconds"
     if end.why == "memory":
-        return f"it held more than {step.memory / 2**20:.0f} MB, which is its limit; raise memory"
+        return f"it exceeded its limit of {step.memory / 2**20:.0f} MB; raise memory"
     if end.why:
-        return "it was ended with the run"
+        return "it was stopped with the run"
     if end.code < 0:
-        return f"{step.verb} crashed (signal {-end.code}); its log may say more"
+        return f"{step.verb} crashed (signal {-end.code}); see its log"
     lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
     if end.code == NOT_RUN:
         opening = f"{NEITHER}: "
@@ -227,7 +227,7 @@ def _place_inputs(task: StepTask, store: StepStore, folder: Path) -> None:
 
 
 def _changed_error(path: Path) -> InputError:
-    return InputError(f"{path.name!r} was changed while the fleet ran; run it again")
+    return InputError(f"{path.name!r} changed while the fleet ran; run it again")
 
 
 def _try_link(file: Path, target: Path) -> bool:
@@ -256,8 +256,8 @@ def _work_folder(store: StepStore) -> Iterator[Path]:
     except OSError as error:
         where = base or tempfile.gettempdir()
         raise StoreError(
-            f"a step's files can't be written to {str(where)!r}: {error.strerror or error}; make room there. What the"
-            " store holds is whole, and the next run goes on from there"
+            f"can't write a step's files to {str(where)!r}: {error.strerror or error}; free up space there. "
+            "Stored results are intact, and the next run resumes from them"
         ) from error
 
 

@@ -76,7 +76,7 @@ def resolve_inputs(step: JobStep, ends: Mapping[str, StepEnd], hashes: FileHashe
     for place, path in files.items():
         for name, (file, stored) in hashes.hash_path(place, path).items():
             if name.startswith(("..", "/")):
-                raise InputError(f"{name!r} of {path.name!r} lies outside of its folder; copy it there")
+                raise InputError(f"{name!r} of {path.name!r} is outside its folder; copy it there")
             inputs[name] = StepInput(stored, file, copied=name.endswith((".onnx", ".data", ".py")))
     for folder, before in step.after.items():
         inputs |= {f"{folder}/{name}": StepInput(s) for name, s in inputs_from_step(step, ends[before]).items()}
@@ -101,11 +101,11 @@ def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord
         if not store.has_record(key):
             raise
         record = None
-        note = f"{error}; the step is run again"
+        note = f"{error}; rerunning the step"
     else:
         if record is None or store.has_all_outputs(record):
             return record, ""
-        note = f"the store lacks files of {record.step}; it is run again"
+        note = f"the store lacks files of {record.step}; rerunning it"
     if void:
         store.void_record(key)
     return None, note

@@ -82,10 +82,10 @@ class FleetMachine:
         if needs.runtime and not (version := self.runtime_version(needs.runtime)):
             return f"{needs.runtime} is not installed"
         if needs.version and not fnmatchcase(version, needs.version):
-            return f"{needs.runtime} is {version}, and {needs.version} is asked for"
+            return f"{needs.runtime} has version {version}, but {needs.version} is required"
         if needs.capability and needs.capability not in self.gpu_capabilities:
             found = ", ".join(self.gpu_capabilities)
-            return f"no GPU of compute capability {needs.capability}" + (f" (there is {found})" if found else "")
+            return f"no GPU of compute capability {needs.capability}" + (f" (found {found})" if found else "")
         return ""
 
     def with_updates(self, update: Mapping[str, str]) -> FleetMachine:

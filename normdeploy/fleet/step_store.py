@@ -148,8 +148,7 @@ class StepStore:
         """
         if self.place.local and (size := self.place.size(_step_path(key)) or 0) > _RECORD_BYTES:
             raise StoreError(
-                f"the record {key} in the store {self.place.url!r} has {size} bytes, more than the {_RECORD_BYTES} of"
-                " one"
+                f"the record {key} in the store {self.place.url!r} has {size} bytes; the limit is {_RECORD_BYTES}"
             )
         data = self.place.read(_step_path(key))
         if data is None:
@@ -157,15 +156,15 @@ class StepStore:
         try:
             record = StepRecord.from_json(json.loads(self.opened(data)))
         except StoreError as error:
-            raise StoreError(f"the record {key} in the store {self.place.url!r} is refused: {error}") from error
+            raise StoreError(f"the record {key} in the store {self.place.url!r} is rejected: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"the record {key} in the store {self.place.url!r} is malformed ({type(error).__name__}: {error})"
             ) from error
         if record.key != key or json_digest(record.depends) != key:
             raise StoreError(
-                f"the record {key} in the store {self.place.url!r} is not what its name says: it is of"
-                f" {json_digest(record.depends)}"
+                f"the record {key} in the store {self.place.url!r} does not match its name: its key is "
+                f"{json_digest(record.depends)}"
             )
         return record
 
@@ -207,7 +206,9 @@ class StepStore:
                 continue
             if found is not None:
                 return found
-        raise StoreError(f"the record {record.key} can't be written to the store {self.place.url!r}: another is there")
+        raise StoreError(
+            f"can't write the record {record.key} to the store {self.place.url!r}: another record with this name exists"
+        )
 
     def void_record(self, key: str) -> None:
         """Delete the record of a step, because the record or an object of it is damaged."""
@@ -244,8 +245,9 @@ class StepStore:
             target.unlink()
             self.place.delete(name)
             raise DamagedObject(
-                f"the object {stored.sha256} in the store {self.place.url!r} is damaged: it has {size} bytes of hash"
-                f" {found}, and {stored.bytes} are recorded; it was removed, and what made it is run again",
+                f"the object {stored.sha256} in the store {self.place.url!r} is damaged: it has {size} "
+                f"bytes and hash {found}, but {stored.bytes} bytes are recorded; it was removed, and its "
+                "step will be rerun",
                 stored.sha256,
             )
 
@@ -282,7 +284,7 @@ def _parse_stored(entry: Any) -> StoredFile:
     else:
         stored = StoredFile(str(entry["sha256"]), int(entry["bytes"]))
     if len(stored.sha256) != 64 or not set(stored.sha256) <= set("0123456789abcdef"):
-        raise ValueError(f"{stored.sha256!r} is no SHA-256")
+        raise ValueError(f"{stored.sha256!r} is not a SHA-256 hash")
     return stored
 
 
@@ -290,5 +292,5 @@ def _require_inner_path(path: Any) -> str:
     """Check that a path does not leave its folder, because anybody may have written the record."""
     text = str(path)
     if text.startswith("/") or "\\" in text or os.path.splitdrive(text)[0] or {"", ".", ".."} & set(text.split("/")):
-        raise ValueError(f"the path {text!r}")
+        raise ValueError(f"the path {text!r} leaves its folder")
     return text

@@ -123,7 +123,7 @@ class FolderBackend:
                 return None
             with open(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise StoreError(f"{name} in the store {self.url!r} is no regular file; remove it")
+                    raise StoreError(f"{name} in the store {self.url!r} is not a regular file; remove it")
                 return file.read()
 
     def fetch(self, name: str, target: Path) -> bool:
@@ -225,7 +225,7 @@ class FolderBackend:
 
     def _require_folder(self) -> None:
         if not self.root.is_dir():
-            raise StoreError(f"the store {self.url!r} is not there any more; mount it again, or name another one")
+            raise StoreError(f"the store {self.url!r} no longer exists; mount it again, or pass another one")
 
     @contextlib.contextmanager
     def _convert_os_errors(self) -> Iterator[None]:
@@ -239,10 +239,10 @@ class FolderBackend:
             if free is None:
                 room = ""
             else:
-                room = f" ({free:.0f} MB are free there)"
+                room = f" ({free:.0f} MB are free)"
             raise StoreError(
-                f"the store {self.url!r} can't be used: {error.strerror or error}{room}; what it holds is whole, and"
-                " the next run goes on from there"
+                f"the store {self.url!r} can't be used: {error.strerror or error}{room}; stored results are "
+                "intact, and the next run resumes from them"
             ) from error
 
 

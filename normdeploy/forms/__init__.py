@@ -22,8 +22,8 @@ from .norm_writer import NormForm
 _HALF_ULP = 2.0**-24
 
 _UNBIASED = (
-    "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard"
-    " normalization"
+    "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon can express it "
+    "as a standard norm"
 )
 
 # --fuse portable writes these even if standard nodes can express the norm.
@@ -46,13 +46,11 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
     """
     name = norm.y.name
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
-        return Refusal(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", name)
+        return Refusal(f"its epsilon ({norm.epsilon:.3g}) can't be stored: ONNX attributes are float32", name)
     if norm.fit.clamped:
         exact = stored_epsilon(graph, norm.region, norm.epsilon)
         if exact is not None and exact != float(np.float32(exact)):
-            return Refusal(
-                f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", name
-            )
+            return Refusal(f"its clamp bound {exact!r} can't be stored: ONNX attributes are float32", name)
     portable_op = portable_norms.portable_op_of(graph, norm)
     if fuse == "portable":
         third_party_form = third_party_forms.write_third_party_norm(graph, norm)

@@ -80,15 +80,15 @@ def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusa
     linear = constant_linear_of(graph, graph.producer(t))
     if isinstance(linear, Refusal):
         none = linear.kind is RefusalKind.NO_LINEAR_OP
-        return Refusal("no linear op stands before it" if none else linear.reason, affine.z.name, kind=linear.kind)
+        return Refusal("no linear op precedes it" if none else linear.reason, affine.z.name, kind=linear.kind)
     for tensor in (t, *(v.outputs[0] for v in views)):
         if not is_read_once(graph, tensor):
-            return Refusal(f"{tensor.name!r}, behind {linear.title}, is read by others as well", tensor.name)
+            return Refusal(f"other nodes also read {tensor.name!r}, which follows {linear.title}", tensor.name)
     vectors = [output_channel_vector(graph, values, t, affine.z, linear) for values in (affine.scale, affine.shift)]
     a, b = vectors
     if a is None or b is None:
         return Refusal(
-            f"its scale or shift varies along more than the output channels of {linear.title}", affine.z.name
+            f"its scale or shift varies along more axes than the output channels of {linear.title}", affine.z.name
         )
     made = linear.write_nodes(graph, linear.data_input, *linear.scale_output(a, b), affine.y, affine.dtype)
     if isinstance(made, Refusal):
@@ -134,9 +134,9 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     joint = graph.producer(affine.z)
     rank = len(graph.shape(affine.z) or ())
     if not rank:
-        return Refusal("the file does not state its rank", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
+        return Refusal("the file does not specify its rank", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
     if joint is None or joint.op != "Concat" or not is_read_once(graph, affine.z):
-        return Refusal("no linear op stands before it", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
+        return Refusal("no linear op precedes it", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
     axis = int(graph.attrs(joint)["axis"]) % rank
     parts: list[ConstantLinear] = []
     for t in joint.inputs:
@@ -145,15 +145,15 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
             linear = absorb_added_bias(graph, linear)
         if isinstance(linear, Refusal) or linear.out is not t:
             if isinstance(linear, Refusal) and linear.kind is RefusalKind.NO_LINEAR_OP:
-                why = "no linear op makes it"
+                why = "no linear op computes it"
             else:
                 why = getattr(linear, "reason", "")
-            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
+            return Refusal(f"{t.name!r}, an input of Concat {joint.name!r}, can't be scaled: {why}", t.name)
         if not is_read_once(graph, t) or sum(i is t for i in joint.inputs) > 1:
-            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
+            return Refusal(f"other nodes also read {t.name!r}, an input of Concat {joint.name!r}", t.name)
         if linear.channel_axis(rank) != axis:
             return Refusal(
-                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.title}", t.name
+                f"Concat {joint.name!r} does not concatenate along the output channels of {linear.title}", t.name
             )
         parts.append(linear)
     vectors = [
@@ -161,7 +161,7 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     ]
     a, b = vectors
     if a is None or b is None:
-        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", affine.z.name)
+        return Refusal(f"its scale or shift varies along more axes than that of Concat {joint.name!r}", affine.z.name)
     nodes: list[gs.Node] = []
     joined: list[gs.Tensor] = []
     shares: list[FoldShare] = []
@@ -214,7 +214,7 @@ def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
         return behind
     linear = behind.linear
     if linear.has_padding() and behind.shift.any():
-        return Refusal(f"{linear.title} pads its input with zeros, which the shift would have to reach", affine.y.name)
+        return Refusal(f"{linear.title} pads its input with zeros, which the shift would have to change", affine.y.name)
     return _fold_next_linear(graph, affine, behind, *linear.scale_input(behind.scale, behind.shift))
 
 
@@ -232,7 +232,7 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
         ratio = affine.shift / affine.scale
     if not is_representable(affine.dtype, ratio):
         return Refusal(
-            f"its shift divided by its scale, which may be 0, does not fit into {affine.dtype.name}", affine.y.name
+            f"its shift divided by its scale, which may be 0, is out of range for {affine.dtype.name}", affine.y.name
         )
     shift = graph.add_constant(f"{affine.y.name}_shift", _trim_leading_axes(ratio), affine.dtype)
     added = graph.make_node("Add", [affine.z, shift], affine.y)
@@ -247,7 +247,7 @@ def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Ref
         the fold, or a refusal if a constant does not fit into the dtype.
     """
     if not is_representable(affine.dtype, affine.scale, affine.shift):
-        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
+        return Refusal(f"its scale or shift is out of range for {affine.dtype.name}", affine.y.name)
     nodes: list[gs.Node] = []
     constants: dict[str, tuple[gs.Constant, ...]] = {}
     t = affine.z
@@ -278,7 +278,7 @@ def neutralize_statistics(graph: Graph, affine: AffineChain, node: gs.Node) -> A
     size = graph.known_value(node.inputs[1])
     a, b = (channel_vector(v, 1, size.size if size is not None else channels[0]) for v in (affine.scale, affine.shift))
     if a is None or b is None or not is_representable(affine.dtype, a, b):
-        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
+        return Refusal(f"its scale or shift is out of range for {affine.dtype.name}", affine.y.name)
     vectors = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
     inputs = [graph.add_constant(f"{affine.y.name}_{name}", value, affine.dtype) for name, value in vectors]
     made = graph.make_node("BatchNormalization", [affine.z, *inputs], affine.y, {"epsilon": 0.0})
@@ -344,12 +344,12 @@ def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
     t, views = views_below(graph, affine.y)
     reading = value_readers(graph, t)
     if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
-        return Refusal("no linear op alone stands behind it", affine.y.name, kind=RefusalKind.NO_LINEAR_OP)
+        return Refusal("it is not followed by exactly one linear op", affine.y.name, kind=RefusalKind.NO_LINEAR_OP)
     linear = constant_linear_of(graph, reading[0])
     if isinstance(linear, Refusal):
         none = linear.kind is RefusalKind.NO_LINEAR_OP
         return Refusal(
-            "no linear op alone stands behind it" if none else linear.reason, affine.y.name, kind=linear.kind
+            "it is not followed by exactly one linear op" if none else linear.reason, affine.y.name, kind=linear.kind
         )
     if linear.data_input is not t:
         return Refusal(f"it is the weight or bias of {linear.title}", affine.y.name)
@@ -357,7 +357,9 @@ def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
     scale = input_channel_vector(graph, affine.scale, affine.y, t, linear)
     shift = input_channel_vector(graph, affine.shift, affine.y, t, linear)
     if scale is None or shift is None:
-        return Refusal(f"its scale or shift varies along more than the input channels of {linear.title}", affine.y.name)
+        return Refusal(
+            f"its scale or shift varies along more axes than the input channels of {linear.title}", affine.y.name
+        )
     return _NextLinear(linear, views, scale, shift)
 
 
@@ -387,9 +389,9 @@ def _fold_next_linear(
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))
     small = None if behind.views else smallest_window(linear)
     if added is None:
-        became = f"folded into {linear.title} behind it"
+        became = f"folded into the following {linear.title}"
     else:
-        became = f"its scale folded into {linear.title} behind it, its shift one Add"
+        became = f"its scale folded into the following {linear.title}, its shift written as one Add"
     share = FoldShare(
         linear,
         "input" if added is None else "scale",

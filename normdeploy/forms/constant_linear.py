@@ -216,7 +216,7 @@ class ConstantLinear:
             the op, followed by an Add for the bias of a MatMul; a refusal if a number does not fit into ``dtype``.
         """
         if not is_representable(dtype, w, shift):
-            return Refusal(f"the folded weight does not fit into {dtype.name}", like.name)
+            return Refusal(f"the folded weight is out of range for {dtype.name}", like.name)
         name = self.node.name or like.name
         inputs = [data, data]
         inputs[self.weight] = graph.add_constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype)
@@ -250,7 +250,9 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
         the op, or a refusal with the reason.
     """
     if node is None or node.op not in LINEAR or not is_standard(node):
-        return Refusal("no linear op", node.outputs[0].name if node is not None else "", kind=RefusalKind.NO_LINEAR_OP)
+        return Refusal(
+            "not a linear op", node.outputs[0].name if node is not None else "", kind=RefusalKind.NO_LINEAR_OP
+        )
     out = node.outputs[0].name
     title = f"{node.op} {node.name!r}" if node.name else node.op
     if graph.is_constant(node.inputs[1]) and not graph.is_constant(node.inputs[0]):
@@ -260,35 +262,37 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
     else:
         maker = graph.producer(node.inputs[1])
         quantized = maker is not None and maker.op == "DequantizeLinear"
-        return Refusal(f"the weight of {title} is {'dequantized from what is ' if quantized else ''}no constant", out)
+        return Refusal(
+            f"the weight of {title} is {'dequantized from a value that is ' if quantized else ''}not constant", out
+        )
     stored = node.inputs[weight]
     readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
     other = next((n for n in readers if n.op not in LINEAR), None)
     if other is not None:
         return Refusal(
-            f"the weight {stored.name!r} of {title} is read by {other.op} {other.name!r} as well: folding would copy"
-            " it",
+            f"{other.op} {other.name!r} also reads {stored.name!r}, the weight of {title}: folding would have to "
+            "copy it",
             out,
         )
     w = graph.known_value(stored)
     if w is None:
         return Refusal(f"the weight of {title} can't be evaluated", out)
     if w.ndim < 2:
-        return Refusal(f"the weight of {title} is a vector: its output has no channels", out)
+        return Refusal(f"the weight of {title} is a vector, so its output has no channels", out)
     attrs = dict(node.attrs)
     biased = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     c = graph.known_value(node.inputs[2]) if biased else np.zeros(1)
     if c is None:
-        return Refusal(f"the bias of {title} is no constant", out)
+        return Refusal(f"the bias of {title} is not constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
-        return Refusal(f"the bias of the {title} differs by row", out)
+        return Refusal(f"the bias of {title} differs by row", out)
     alpha = float(attrs.pop("alpha", 1.0))
     beta = float(attrs.pop("beta", 1.0))
     w = w if alpha == 1.0 else w * alpha
     c = c.reshape(-1) * beta
     linear = ConstantLinear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.output_channels):
-        return Refusal(f"the bias of {title} has {c.size} elements for {linear.output_channels} channels", out)
+        return Refusal(f"the bias of {title} has {c.size} elements, but {linear.output_channels} channels", out)
     return linear
 
 

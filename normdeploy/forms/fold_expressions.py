@@ -185,7 +185,9 @@ def _broadcast_to_shape(m: ProofInterpreter, v: Value, shape: Sequence[int]) -> 
     flat = tuple(x for axis in wanted for x in axis)
     where = _atom_positions(flat, atoms)
     if where is None:
-        raise NotProved(ProofFailure.LAYOUT, f"its scale or shift varies along {atoms}, a constant along {flat}")
+        raise NotProved(
+            ProofFailure.LAYOUT, f"its scale or shift varies along {atoms}, but a constant varies along {flat}"
+        )
 
     def broadcast_array(x: Any) -> Any:
         kept = x.reshape(x.shape[0], *(n for n in x.shape[1:] if n > 1))

@@ -51,15 +51,13 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     ):
         return _write_regrouped(graph, norm, NodeWriter(graph, norm), 1, list(range(rank)), "InstanceNormalization")
     if channel is None:
-        return Refusal("no group norm", norm.y.name, kind=RefusalKind.OTHER_NORM)
+        return Refusal("not a group norm", norm.y.name, kind=RefusalKind.OTHER_NORM)
     if not norm.fit.centered:
-        return Refusal("groups without a mean: no standard node computes it", norm.y.name)
+        return Refusal("it normalizes groups without a mean; no standard op does", norm.y.name)
     size = norm.shape[channel]
     outside = [a for a in range(rank) if a not in norm.axes]
     if not isinstance(size, int) or len(outside) != 1:
-        return Refusal(
-            "its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name
-        )
+        return Refusal("its channels are dynamic, or more than one other axis is not normalized", norm.y.name)
     chosen = best_form(
         "GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_for_single(norm)
     )
@@ -67,7 +65,7 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
         chosen = "layer"
     op = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
     if not all(_fits_channel_parameter(graph, p, channel, bool(op)) for p in (norm.gamma, norm.beta)):
-        return Refusal("its scale or shift is not one value for each channel", norm.y.name)
+        return Refusal("its scale or shift does not have one value per channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
     writer = NodeWriter(graph, norm)
@@ -106,7 +104,7 @@ def _write_regrouped(
     """Write a Reshape to (N, groups, −1), the norm ``op``, a Reshape back, and gamma and beta."""
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
-        return Refusal("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
+        return Refusal("a Reshape can't restore transposed dynamic sizes", norm.y.name)
 
     def integer_constant(values: list[int], name: str) -> object:
         return graph.add_constant(f"{norm.y.name}_{name}", np.array(values, dtype=np.int64), np.int64)

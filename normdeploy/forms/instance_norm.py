@@ -39,11 +39,11 @@ def write_instance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Re
     chosen = norm.kind == "InstanceNorm" and _has_instances(norm, runtime)
     plain = norm.gamma is None and norm.beta is None and outside == [0, 1] and prefers_instances(norm, runtime)
     if len(outside) != 2 or not (chosen or plain):
-        return Refusal("no instance norm", norm.y.name, kind=RefusalKind.OTHER_NORM)
+        return Refusal("not an instance norm", norm.y.name, kind=RefusalKind.OTHER_NORM)
     batch, channel = outside
     size = norm.shape[channel]
     if not isinstance(size, int) or not all(_is_per_channel(graph, p, channel, size) for p in (norm.gamma, norm.beta)):
-        return Refusal("its scale is no number for each channel", norm.y.name)
+        return Refusal("its scale or shift does not have one value per channel", norm.y.name)
     perm = [batch, channel, *norm.axes]
     writer = NodeWriter(graph, norm)
     writer.transpose(perm)

@@ -45,7 +45,7 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
         the form, or a refusal with the reason.
     """
     if norm.fit.split is not None:
-        return Refusal("groups along the channel axis are no layer norm", norm.y.name)
+        return Refusal("it normalizes groups of channels, which a layer norm does not", norm.y.name)
     centered = norm.fit.centered
     op = "LayerNormalization" if centered else "RMSNormalization"
     writer = NodeWriter(graph, norm)
@@ -62,7 +62,7 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     if refusal is not None:
         return refusal
     if not all(_is_broadcastable(graph, norm, p) for p in (norm.gamma, norm.beta)):
-        return Refusal("its scale or shift is data that does not broadcast to its input", norm.y.name)
+        return Refusal("its scale or shift is data that can't be broadcast to its input", norm.y.name)
     writer.transpose(last.perm)
     shape = last.parameter_shape(gamma, beta)
     if shape == [1]:

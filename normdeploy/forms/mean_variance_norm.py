@@ -21,7 +21,7 @@ def write_mean_variance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm
         the form, or a refusal with the reason.
     """
     if not norm.fit.outside:
-        return Refusal("epsilon stands inside the root", norm.y.name)
+        return Refusal("epsilon is inside the root", norm.y.name)
     if (
         abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON
         or not norm.fit.centered
@@ -33,8 +33,8 @@ def write_mean_variance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm
         else:
             to = "root mean square"
         return Refusal(
-            f"epsilon ({format_epsilon(norm.epsilon)}) is added to the {to}, outside the root: equal to no "
-            "standard node",
+            f"epsilon ({format_epsilon(norm.epsilon)}) is added to the {to}, outside the root; no standard op "
+            "does this",
             norm.y.name,
         )
     writer = NodeWriter(graph, norm)

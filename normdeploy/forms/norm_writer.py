@@ -17,7 +17,7 @@ from ..recognition.norm_facts import Norm
 from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 
-SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
+SLOWER = "it runs faster as separate nodes in the target runtime (measured: normdeploy/forms/norm_forms.json)"
 # Limit of elements of a scale that is expanded only because the runtime is faster with one value per element.
 WIDEST = 2**20
 
@@ -171,7 +171,8 @@ class OpWriter(NodeWriter):
         if len(parameters) != len(row.inputs) - 1 or {*attributes} != {*row.attributes}:
             wanted = f"{row.name}({', '.join(row.inputs)}) with the attributes {', '.join(row.attributes) or 'none'}"
             raise ValueError(
-                f"{wanted} is written with {len(parameters) + 1} inputs and {', '.join(attributes) or 'none'}"
+                f"{wanted} was written with {len(parameters) + 1} inputs and the attributes "
+                f"{', '.join(attributes) or 'none'}"
             )
         self.add_node(row.op, *parameters, domain=row.domains[0], **attributes)
 
@@ -311,7 +312,7 @@ class TrailingAxes:
             a refusal if they are, otherwise None.
         """
         if self.is_moved and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
-            return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+            return Refusal("its scale or shift is data along an axis that must be transposed", norm.y.name)
         return None
 
 

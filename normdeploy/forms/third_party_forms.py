@@ -29,15 +29,15 @@ def _ask_package(graph: Graph, norm: Norm, guest: ThirdPartyNorm) -> NormForm | 
     """Run a package's form; None if it refuses the norm."""
     row = guest.row
     extension = guest.extension
-    what = f"has a form of {row.name} that fails at {norm.y.name!r}"
+    what = f"has a form for {row.name} that failed at {norm.y.name!r}"
     made = extension.run(what, guest.norm.form, norm, OpWriter(graph, norm, row))
     if isinstance(made, Refusal):
         return None
     if not isinstance(made, NormForm):
         raise extension.make_error(
-            f"has a form of {row.name} that gives a {type(made).__name__} at {norm.y.name!r}; it gives writer.done() or"
-            " writer.refuse(reason)"
+            f"has a form for {row.name} that returned a {type(made).__name__} at {norm.y.name!r}; return "
+            "writer.done() or writer.refuse(reason)"
         )
     if not any((n.domain, n.op) == (row.domains[0], row.op) for n in made.nodes):
-        raise extension.make_error(f"has a form of {row.name} that writes none at {norm.y.name!r}")
+        raise extension.make_error(f"has a form for {row.name} that did not write that op at {norm.y.name!r}")
     return made

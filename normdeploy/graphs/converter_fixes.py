@@ -99,26 +99,29 @@ _CHANGES = {
 def _require_convertible_node(node: onnx.NodeProto, known: ConverterFacts) -> None:
     dtype, shape = known.types[node.input[0]]
     if has_mask(node) and node.output[1] in known.read:
-        raise RefusedError(f"the mask {node.output[1]!r} of a Dropout has another type or other values there")
+        raise RefusedError(
+            f"the mask {node.output[1]!r} of a Dropout has another type or other values at the new opset"
+        )
     if node.op_type == "BatchNormalization" and any(node.output[1:]):
         raise RefusedError(
-            f"the BatchNormalization of {node.output[0]!r} computes statistics as in training, which are others there"
+            f"the BatchNormalization of {node.output[0]!r} computes training statistics, which differ at the new opset"
         )
     if node.op_type in ("Clip", "Pad") and dtype is None:
         raise RefusedError(
-            f"the type of {node.input[0]!r} is not known, which the constants of its {node.op_type} must have there"
+            f"the type of {node.input[0]!r} is unknown, but the new opset needs it for the constants of its "
+            f"{node.op_type}"
         )
     if node.op_type in ("Softmax", "LogSoftmax"):
         axis = attribute_value(node, "axis", 1)
         if shape is None:
             raise RefusedError(
-                f"the rank of {node.input[0]!r} is not known, on which the axis of its {node.op_type} depends"
+                f"the rank of {node.input[0]!r} is unknown, but the axis of its {node.op_type} depends on it"
             )
         if not -len(shape) <= axis < len(shape):
-            raise RefusedError(f"{node.input[0]!r} has {len(shape)} dims, and its {node.op_type} axis {axis}")
+            raise RefusedError(f"{node.input[0]!r} has {len(shape)} dims, but its {node.op_type} has axis {axis}")
     if has_scales_and_sizes(node) and node.input[_SCALES] not in known.empty:
         raise RefusedError(
-            f"the Resize of {node.output[0]!r} has both scales and sizes, and must have one of them there"
+            f"the Resize of {node.output[0]!r} has both scales and sizes, but the new opset allows only one of them"
         )
 
 

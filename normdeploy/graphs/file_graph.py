@@ -177,7 +177,7 @@ class FileGraph(LinkedGraph):
                 known[id(top)] = widen_to_float64(stored_array(top))
             elif id(top) not in known:
                 node = self.producer(top)
-                assert node is not None, f"{top.name!r} is no constant"
+                assert node is not None, f"{top.name!r} is not a constant"
                 missing = [i for i in value_inputs(node) if id(i) not in known]
                 if missing:
                     stack.extend((top, *missing))
@@ -187,11 +187,11 @@ class FileGraph(LinkedGraph):
                 results = self.evaluate_node(node, inputs)
                 known.update((id(o), v) for o, v in zip(node.outputs, results, strict=False))
                 if known.get(id(top)) is None:
-                    raise evaluator.UnsupportedOp(f"{node.op} gives no {top.name!r}")
+                    raise evaluator.UnsupportedOp(f"{node.op} does not compute {top.name!r}")
                 made += self._budget.charge_results(node.op, results)
                 if made > evaluation_budget.AT_ONCE:
                     raise evaluator.UnsupportedOp(
-                        f"{t.name!r} is computed from {made} elements; at most {evaluation_budget.AT_ONCE} are"
+                        f"{t.name!r} is computed from {made} elements; the limit is {evaluation_budget.AT_ONCE}"
                     )
                 self._budget.keep_results(
                     {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}

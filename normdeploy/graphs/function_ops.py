@@ -52,7 +52,7 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
     calls = _function_op_calls(proto)
     for node in calls:
         if (node.domain, node.op_type) in ours - others and not _is_complete_call(node):
-            raise GraphError(f"{_describe_missing(node)}; the file is no valid ONNX, and nothing can run it")
+            raise GraphError(f"{_describe_missing(node)}; the file is not valid ONNX, and no runtime can run it")
     if fuse == "portable":
         if others:
             return _inline_functions(proto, others, ())
@@ -148,7 +148,7 @@ def _describe_missing(node: onnx.NodeProto) -> str:
     given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
     lacks = describe_missing(row, node.input, given)
     if lacks:
-        return f"the node {node.name or node.output[0]!r} ({node.domain}.{node.op_type}) lacks {' and '.join(lacks)}"
+        return f"node {node.name or node.output[0]!r} ({node.domain}.{node.op_type}) lacks {' and '.join(lacks)}"
     return ""
 
 

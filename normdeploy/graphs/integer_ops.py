@@ -49,7 +49,7 @@ def apply_integer_op(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs:
     """
     arrays = [_simplify_sizes(x) for x in inputs]
     if op in ("Expand", "Tile") and arrays[1].dtype == object:
-        raise NoPolynomial(f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op)
+        raise NoPolynomial(f"{op} of integers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} elements", op)
     if not any(isinstance(x, np.ndarray) and x.dtype == object for x in arrays) or op in _MOVES:
         return tuple(
             _simplify_sizes(x) for x in evaluator.evaluate_node(op, arrays, attrs, opset=opset, outputs=outputs)
@@ -81,7 +81,7 @@ def apply_integer_op(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs:
         return (np.asarray(np.frompyfunc(_sizes_equal, 2, 1)(*arrays)).astype(bool),)
     if op == "Where" and arrays[0].dtype == bool:
         return (_simplify_sizes(np.where(arrays[0], *arrays[1:])),)
-    raise NoPolynomial(f"{op} of sizes: what it gives changes from size to size", op)
+    raise NoPolynomial(f"{op} of sizes: its result is not a polynomial of the sizes", op)
 
 
 def _simplify_sizes(x: Any) -> Any:
@@ -97,7 +97,7 @@ def _simplify_sizes(x: Any) -> Any:
 def _divide_sizes(a: Any, b: Any) -> Size:
     made = Size.from_int(a).divide_exactly(Size.from_int(b))
     if made is None:
-        raise NoPolynomial(f"{a} divided by {b} leaves a rest at some sizes", "Div")
+        raise NoPolynomial(f"{a} is not divisible by {b} at some sizes", "Div")
     return made
 
 
@@ -108,7 +108,7 @@ def _sizes_equal(a: Any, b: Any) -> bool:
         return True
     if difference.is_positive or (-difference).is_positive:
         return False
-    raise NoPolynomial(f"whether {a} is {b} changes from size to size", "Equal")
+    raise NoPolynomial(f"{a} and {b} are equal at some sizes and different at others", "Equal")
 
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {

@@ -136,14 +136,14 @@ def _function_model(
     defaults = {a.name: a for a in function.attribute_proto}
     for node in function.node:
         if any(a.ref_attr_name for body in iter_subgraphs(node) for inner in body.node for a in inner.attribute):
-            raise RefusedError(f"a body in its node {node.name or node.output[0]!r} takes an attribute from the caller")
+            raise RefusedError(f"a body in its node {node.name or node.output[0]!r} reads an attribute of the caller")
         graph.node.append(node)
         for attribute in graph.node[-1].attribute:
             if attribute.ref_attr_name:
                 given = {_attribute_value(attribute, s, defaults) for s in sites.attributes}
                 if len(given) != 1 or None in given:
                     raise RefusedError(
-                        f"its attribute {attribute.ref_attr_name!r} is not the same at all its calls, or not given"
+                        f"its attribute {attribute.ref_attr_name!r} is missing in a call or differs between calls"
                     )
                 attribute.ParseFromString(given.pop() or b"")
     types = infer_types(model)
@@ -177,16 +177,16 @@ def _attribute_value(
 def _agreed_types(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> list[Type]:
     other = next((len(site) for site in sites if len(site) != len(inputs)), None)
     if other is not None:
-        raise RefusedError(f"it has {len(inputs)} inputs, and a call gives it {other}")
+        raise RefusedError(f"it has {len(inputs)} inputs, but a call passes {other}")
     agreed: list[Type] = []
     names: dict[tuple[int | str | None, ...], str] = {}
     for name, position in zip(inputs, zip(*sites, strict=True), strict=True):
         kinds = {kind for kind, _ in position}
         ranks = {None if dims is None else len(dims) for _, dims in position}
         if None in kinds or None in ranks:
-            raise RefusedError(f"the type or rank of its input {name!r} is not known at all its calls")
+            raise RefusedError(f"the type or rank of its input {name!r} is unknown in a call")
         if len(kinds) != 1 or len(ranks) != 1:
-            raise RefusedError(f"its calls give its input {name!r} tensors of several types or ranks")
+            raise RefusedError(f"its calls pass tensors of different types or ranks as its input {name!r}")
         dims = [
             sizes[0] if len(set(sizes)) == 1 and sizes[0] is not None else names.setdefault(sizes, f"n{len(names)}")
             for sizes in zip(*(d for _, d in position if d is not None), strict=True)

@@ -100,17 +100,19 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         RefusedError: an op can't be converted reliably, the model has functions, or the converter failed.
     """
     if proto.functions:
-        raise RefusedError("onnx's converter would lose the file's functions")
+        raise RefusedError("onnx's converter would remove the file's functions")
     entry = standard_opset(proto)
     nested = [n for node in proto.graph.node for body in iter_subgraphs(node) for n in body.node]
     stuck = next((n for n in nested if entry is not None and not _is_same_across_opsets(n, entry.version, opset)), None)
     if stuck is not None:
-        raise RefusedError(f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan")
+        raise RefusedError(f"onnx's converter does not convert the {stuck.op_type} in a body of If, Loop or Scan")
     untried = [
         op for op in ops_needing_conversion(proto, opset) if entry is None or entry.version < CONVERTED.get(op, opset)
     ]
     if untried:
-        raise RefusedError(f"{untried[0]} means something else there, and onnx's converter can't be trusted with it")
+        raise RefusedError(
+            f"{untried[0]} has another meaning at the new opset, and onnx's converter does not convert it reliably"
+        )
     known = collect_facts(proto)
     if entry is not None:
         require_convertible(proto, entry.version, opset, known)

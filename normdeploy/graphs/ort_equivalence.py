@@ -70,8 +70,7 @@ def require_equal_models(
         bound = relative * largest_finite(old)
         if difference > bound:
             raise ExportError(
-                f"simplifying changed the output {name!r} by {difference:.3g}, but rounding explains no more than"
-                f" {bound:.3g}"
+                f"simplification changed output {name!r} by {difference:.3g}, but rounding explains at most {bound:.3g}"
             )
 
 

@@ -31,9 +31,9 @@ def require_topological_order(graph: onnx.GraphProto) -> None:
             if early:
                 wrong = f"reads {early!r} before it is written"
             else:
-                wrong = f"writes {twice!r}, which is an input or was written before it"
+                wrong = f"writes {twice!r}, which is an input or was already written"
             message = f"{node.op_type} {node.name!r} {wrong}"
-            raise GraphError(f"{message}: that is no valid graph; give tensors names of their own and sort the nodes")
+            raise GraphError(f"{message}, so the graph is invalid; give tensors unique names and sort the nodes")
         written.update(node.output)
 
 

@@ -201,7 +201,7 @@ class BoundRegion:
         for t in region.shape_leaves:
             shape = concrete_shape(graph, t, sizes)
             if shape is None:
-                raise EvaluationFailed(f"the shape of {t.name!r} is not known")
+                raise EvaluationFailed(f"the shape of {t.name!r} is unknown")
             self._known[id(t)] = _ShapeOnly(shape)
         moving = {id(t) for t in region.leaves}
         for node in region.nodes:
@@ -284,7 +284,7 @@ class BoundRegion:
 def _value_as_array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
     array = values.get(id(t))
     if not isinstance(array, np.ndarray):
-        raise EvaluationFailed("the region does not compute the wanted tensor")
+        raise EvaluationFailed("the region does not compute the requested tensor")
     return array
 
 
@@ -345,16 +345,16 @@ def compile_region(
         if graph.is_constant(t):
             continue
         if node is None or not evaluator.is_supported(node.domain or "", node.op):
-            return Refusal(f"depends on {t.name!r} as well", t.name)
+            return Refusal(f"it also depends on {t.name!r}", t.name)
         if (
             ops is not None
             and node.op not in ops
             and third_party.third_party_row(node.domain, node.op) is None
             and not graph.is_shape_valued(t)
         ):
-            return Refusal(f"depends on {t.name!r} as well", t.name)
+            return Refusal(f"it also depends on {t.name!r}", t.name)
         if len(nodes) + len(stack) > limit:
-            return Refusal(f"more than {limit} nodes lie before {y.name!r}", y.name)
+            return Refusal(f"more than {limit} nodes precede {y.name!r}", y.name)
         stack.append((t, True))
         if node.op in ("Shape", "Size") and id(node.inputs[0]) not in known:
             source = node.inputs[0]
@@ -362,7 +362,7 @@ def compile_region(
                 shape = graph.shape(source)
                 if shape is None or any(d is None for d in shape):
                     return Refusal(
-                        f"depends on the shape of {source.name!r}, which the file does not state", source.name
+                        f"it depends on the shape of {source.name!r}, which the file does not specify", source.name
                     )
                 shape_leaves[id(source)] = source
                 continue

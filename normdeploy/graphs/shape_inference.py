@@ -112,9 +112,10 @@ class ShapeContradiction:
     def __str__(self) -> str:
         if self.stated_type:
             types = [onnx.TensorProto.DataType.Name(kind).lower() for kind in (self.stated_type, self.inferred_type)]
-            return f"{self.name!r} is stated as {types[0]} and computed as {types[1]}"
+            return f"{self.name!r} is declared as {types[0]} but computed as {types[1]}"
         return (
-            f"{self.name!r} is stated as {_describe_dims(self.stated)} and computed as {_describe_dims(self.inferred)}"
+            f"{self.name!r} is declared as {_describe_dims(self.stated)} but computed as "
+            f"{_describe_dims(self.inferred)}"
         )
 
 

@@ -176,7 +176,7 @@ def simplify(
         restore_weights(after, untouched)
     except Exception as error:
         # Cleaning is a convenience, so no failure in it may cost the user the export.
-        return SimplifiedModel(proto, f"the graph was left unsimplified: {str(error).strip() or type(error).__name__}")
+        return SimplifiedModel(proto, f"the graph was not simplified: {str(error).strip() or type(error).__name__}")
     return SimplifiedModel(after, ran=bool(samples))
 
 

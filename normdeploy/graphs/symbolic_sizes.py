@@ -164,9 +164,9 @@ class Size:
         other = Size.from_int(other)
         if len(self.terms) * len(other.terms) > _TERMS or _longest_term(self) + _longest_term(other) > _FACTORS:
             raise OverflowError(
-                f"too large: a size would have {len(self.terms) * len(other.terms):,} terms of up to"
-                f" {_longest_term(self) + _longest_term(other)} factors, and {_TERMS:,} of {_FACTORS} are "
-                "followed at most"
+                f"too large: a size would have {len(self.terms) * len(other.terms):,} terms of up to "
+                f"{_longest_term(self) + _longest_term(other)} factors; the limit is {_TERMS:,} terms of "
+                f"{_FACTORS} factors"
             )
         for m, c in self.terms:
             for n, d in other.terms:

@@ -13,7 +13,7 @@ import onnx.parser
 
 from ..storage.proto_traversal import copy_model, iter_bodies
 
-ONE_PASS = "onnxruntime computes GroupNormalization in one pass, which loses digits where the mean is large"
+ONE_PASS = "onnxruntime computes GroupNormalization in one pass, which loses digits if the mean is large"
 _DOMAIN = "normdeploy.two_pass"
 _SINCE = 18
 _BODY = """<opset_import: ["": OPSET], domain: "DOMAIN">

@@ -65,10 +65,10 @@ def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
     unknown = [name for name in feeds if name not in known]
     if missing or unknown:
         if missing:
-            complaint = f"is not given {missing}"
+            complaint = f"needs the inputs {missing}"
         else:
             complaint = f"has no inputs {unknown}"
-        raise InputError(f"{runner}: the model {complaint}; it takes {list(wanted)}, it was given {list(feeds)}")
+        raise InputError(f"{runner}: the model {complaint}; expected {list(wanted)}, got {list(feeds)}")
 
 
 def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
@@ -116,9 +116,7 @@ def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None
     for spec in inputs:
         array = feeds[spec.name]
         if array.dtype.name != spec.dtype:
-            raise InputError(
-                f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {array.dtype.name}; convert it"
-            )
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, but got {array.dtype.name}; convert it")
         fits = len(array.shape) == len(spec.shape) and all(
             d.is_dynamic or d.opt == n for d, n in zip(spec.shape, array.shape, strict=True)
         )
@@ -126,6 +124,6 @@ def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None
             shape = ", ".join(d.name or str(d.opt) for d in spec.shape)
             sizes = [None if d.is_dynamic else d.opt for d in spec.shape]
             raise InputError(
-                f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)};"
-                f" {advise_on_shape(spec.name, sizes, array.shape)}"
+                f"{runner}: input {spec.name!r} has shape [{shape}], but got {list(array.shape)}; "
+                f"{advise_on_shape(spec.name, sizes, array.shape)}"
             )

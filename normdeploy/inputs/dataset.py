@@ -45,10 +45,11 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
     place = Path(path)
     name = repr(os.fspath(path))
     if not model.inputs:
-        raise InputError(f"the model takes no inputs, so nothing of the dataset {name} can be given to it")
+        raise InputError(f"the model has no inputs, so it can't use the dataset {name}")
     if labels is not None and labels in [spec.name for spec in model.inputs]:
         raise InputError(
-            f"the labels {labels!r} are an input of the model; name the array or column that holds the right classes"
+            f"the labels {labels!r} are an input of the model; pass the name of the array or column with the correct "
+            "classes"
         )
     # Keep one file at a time in memory, for all of its batches.
     read = lru_cache(maxsize=1)(read_npz)
@@ -58,8 +59,8 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
         files = sorted(place.glob("*.npz"))
         if not files:
             raise InputError(
-                f"the dataset {name} is a folder without .npz files, and no Hugging Face dataset either (save_to_disk"
-                " makes one)"
+                f"the dataset {name} is a folder without .npz files and not a Hugging Face dataset (save_to_disk "
+                "writes one)"
             )
         return [case for file in files for case in _open_npz(file, model, read, labels)]
     return _open_npz(place, model, read, labels)
@@ -91,7 +92,7 @@ def batch_cases(
     count = min(counts.values())
     if count == 0 or len(set(counts.values())) > 1:
         raise InputError(
-            f"the dataset {name!r} has {counts} samples of its inputs; give each as many, and one at least"
+            f"the dataset {name!r} has {counts} samples of its inputs; use the same number for each, and at least one"
         )
 
     if labels is not None and labels not in (columns := read()):
@@ -122,17 +123,16 @@ def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.
     """
     if value.dtype.kind not in "iu":
         raise InputError(
-            f"the dataset {dataset!r} holds the labels {name!r} as {value.dtype}; whole numbers are needed, such as"
-            " int64"
+            f"the dataset {dataset!r} holds the labels {name!r} as {value.dtype}; integers are required, such as int64"
         )
     if value.ndim != 1:
         raise InputError(
-            f"the dataset {dataset!r} holds the labels {name!r} in the shape {list(value.shape)}; [samples] is needed"
+            f"the dataset {dataset!r} holds the labels {name!r} in the shape {list(value.shape)}; [samples] is required"
         )
     if len(value) != count:
         raise InputError(
-            f"the dataset {dataset!r} holds {len(value)} labels {name!r} and {count} samples; give one label for each"
-            " sample"
+            f"the dataset {dataset!r} holds {len(value)} labels {name!r} and {count} samples; use one label for each "
+            "sample"
         )
     return value.astype(np.int64)
 
@@ -146,7 +146,9 @@ def _slice_labels(labels: np.ndarray | None, start: int, stop: int) -> np.ndarra
 def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature) -> dict[str, np.ndarray]:
     wanted = [spec.name for spec in model.inputs]
     if missing := [n for n in wanted if n not in columns]:
-        raise InputError(f"the dataset {name!r} has no {missing}; the model takes {wanted}, it holds {list(columns)}")
+        raise InputError(
+            f"the dataset {name!r} has no {missing}; the model expects {wanted}, the dataset has {list(columns)}"
+        )
     return {spec.name: _cast_input(name, spec, np.asarray(columns[spec.name])) for spec in model.inputs}
 
 
@@ -168,8 +170,8 @@ def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
         kinds = "fiub"
     if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):
         raise InputError(
-            f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which is not {spec.dtype} without loss;"
-            " convert it"
+            f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which can't become {spec.dtype} without "
+            "loss; convert it"
         )
     return value.astype(wanted)
 
@@ -186,13 +188,13 @@ def _batch_ranges(name: str, count: int, model: ModelSignature) -> list[tuple[in
     first = model.inputs[0].shape[:1]
     if not first:
         raise InputError(
-            f"the input {model.inputs[0].name!r} has no dims, so no samples lie along its first one; give it with"
-            " --inputs"
+            f"the input {model.inputs[0].name!r} has no dims, so it has no dim for samples; pass it with --inputs"
         )
     size = max(first[0].opt, 1)
     if not first[0].is_dynamic and count % size:
         raise InputError(
-            f"the dataset {name!r} has {count} samples, and the model takes {size} at a time; give a multiple of that"
+            f"the dataset {name!r} has {count} samples, but the model accepts {size} at a time; use a multiple of "
+            f"{size}"
         )
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
@@ -212,7 +214,7 @@ def _make_batch_case(
 def _open_huggingface(place: Path, model: ModelSignature, labels: str | None) -> list[InputCase]:
     if importlib.util.find_spec("datasets") is None:
         raise RuntimeUnavailable(
-            f"{os.fspath(place)!r} is a Hugging Face dataset, which the library datasets reads: pip install datasets"
+            f"{os.fspath(place)!r} is a Hugging Face dataset, which needs the library datasets: pip install datasets"
         )
     import datasets
 
@@ -224,13 +226,15 @@ def _open_huggingface(place: Path, model: ModelSignature, labels: str | None) ->
         ) from error
     if isinstance(held, datasets.DatasetDict):
         raise InputError(
-            f"{os.fspath(place)!r} holds the splits {list(held)}; give the folder of one:"
-            f" {os.fspath(place / next(iter(held), ''))!r}"
+            f"{os.fspath(place)!r} holds the splits {list(held)}; pass the folder of one: "
+            f"{os.fspath(place / next(iter(held), ''))!r}"
         )
     columns = list(held.column_names)
     wanted = [spec.name for spec in model.inputs]
     if missing := [name for name in wanted if name not in columns]:
-        raise InputError(f"the dataset {place.name!r} has no {missing}; the model takes {wanted}, it holds {columns}")
+        raise InputError(
+            f"the dataset {place.name!r} has no {missing}; the model expects {wanted}, the dataset has {columns}"
+        )
     if not len(held):
         raise InputError(f"the dataset {place.name!r} has no samples")
     if labels is not None and labels not in columns:
@@ -262,8 +266,8 @@ def _stack_column(dataset: str, name: str, column: Sequence[Any] | np.ndarray) -
     value = np.asarray(column, dtype=None if not _is_ragged(column) else object)
     if value.dtype == object:
         raise InputError(
-            f"the dataset {dataset!r} holds {name!r} in samples of different sizes; pad them to one, or take batches"
-            " of 1"
+            f"the dataset {dataset!r} holds {name!r} in samples of different sizes; pad them to one size, or use "
+            "batches of 1"
         )
     return value
 

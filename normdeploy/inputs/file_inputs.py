@@ -73,7 +73,7 @@ def parse_input_values(texts: Sequence[str], names: Collection[str]) -> tuple[di
             others.append(text)
             continue
         if name in values:
-            raise InputError(f"the input {name!r} is given twice; give each input once")
+            raise InputError(f"the input {name!r} is passed twice; pass each input once")
         values[name] = _parse_values(name, text.strip().removeprefix(f"{name}=").strip(), text)
     return values, others
 
@@ -92,7 +92,7 @@ def _parse_values(name: str, rest: str, text: str) -> InputValueRange:
         return InputValueRange(name, _single_value_range(numbers[0]))
     low, high = numbers
     if low >= high:
-        raise InputError(f"the range {low}:{high} of the input {name!r} holds no value; its first number is the lowest")
+        raise InputError(f"the range {low}:{high} of the input {name!r} is empty; its first number is the lowest")
     return InputValueRange(name, (low, high))
 
 
@@ -108,17 +108,17 @@ def _load_array(name: str, path: str) -> np.ndarray:
         return read_npy(path)
     arrays = read_npz(path)
     if name not in arrays and len(arrays) != 1:
-        raise InputError(f"{path!r} holds {sorted(arrays)}, and none is called {name!r}; name one so")
+        raise InputError(f"{path!r} holds {sorted(arrays)}, but no array is named {name!r}; rename one")
     return arrays.get(name, next(iter(arrays.values())))
 
 
 def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
     if array.dtype.kind not in "biuf" or not array.size:
-        raise InputError(f"{path!r} holds {array.dtype}{list(array.shape)}; an array of numbers is needed")
+        raise InputError(f"{path!r} holds {array.dtype}{list(array.shape)}; a numeric array is required")
     low = array.min().item()
     high = array.max().item()
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError(f"{path!r} holds values from {low} to {high}; a range has finite ends")
+        raise InputError(f"{path!r} holds values from {low} to {high}; a range needs finite ends")
     if array.dtype.kind == "f":
         return (low, high)
     return (int(low), int(high) + 1)
@@ -173,7 +173,7 @@ def describe_file_inputs(
 
     wishes = parse_input_request(others, dims, names, every)
     if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
-        raise InputError(f"the input {twice!r} is given twice; write its values behind its shape, {twice}[...]{{0:10}}")
+        raise InputError(f"the input {twice!r} is passed twice; write its values after its shape, {twice}[...]{{0:10}}")
     return _build_input_specs(stated, described, wishes, values, label)
 
 
@@ -188,20 +188,20 @@ def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[floa
         return values.range
     if values.array is not None and values.array.dtype.kind == "f":
         raise InputError(
-            f"{label}: the input {values.name!r} is {dtype}, and the file of its values holds {values.array.dtype};"
-            f" write them as {dtype}"
+            f"{label}: the input {values.name!r} is {dtype}, but the file of its values holds {values.array.dtype}; "
+            f"store them as {dtype}"
         )
     low, high = values.range
     if not (isinstance(low, int) and isinstance(high, int)):
         raise InputError(
-            f"{label}: the input {values.name!r} is {dtype}, and its values are stated as {low:g}:{high:g}; write whole"
-            " numbers"
+            f"{label}: the input {values.name!r} is {dtype}, but its values are stated as {low:g}:{high:g}; write "
+            "integers"
         )
     limits = np.iinfo(kind)
     if low < limits.min or high - 1 > limits.max:
         raise InputError(
-            f"{label}: the input {values.name!r} is {dtype}, which holds {limits.min} to {limits.max}, and its values"
-            f" are stated as {low} to {high - 1}"
+            f"{label}: the input {values.name!r} is {dtype}, which holds {limits.min} to {limits.max}, but its "
+            f"values are stated as {low} to {high - 1}"
         )
     return values.range
 
@@ -238,22 +238,22 @@ def _build_input_specs(
             if dtype:
                 what = "takes strings"
             else:
-                what = "is no tensor of a known type"
-            raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
+                what = "is not a tensor of a known type"
+            raise InputError(f"{label}: the input {name!r} {what}; only numeric tensors can be passed: change its type")
         spec = by_record.get(name)
         if (wish := by_name.pop(name, None)) is not None:
             if wish.dtype not in ("", dtype):
                 raise InputError(
-                    f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
+                    f"{label}: the input {name!r} is {dtype}, but --input says {wish.dtype}; omit the type"
                 )
             if dims is not None and len(dims) != len(wish.shape):
                 raise InputError(
-                    f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}"
+                    f"{label}: the input {name!r} has {len(dims)} dims, but --input says {len(wish.shape)}"
                 )
             for place, (own, wished) in enumerate(zip(dims or (), wish.shape, strict=False)):
                 if isinstance(own, int) and wished.name is None and wished.opt != own:
                     raise InputError(
-                        f"{label}: dim {place} of the input {name!r} is {own}, and --input says {wished.opt}"
+                        f"{label}: dim {place} of the input {name!r} is {own}, but --input says {wished.opt}"
                     )
             if spec is None:
                 old = InputSpec(name, dtype, wish.shape)
@@ -266,7 +266,7 @@ def _build_input_specs(
         elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
             if dims is None:
                 raise InputError(
-                    f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'"
+                    f"{label} does not state the shape of the input {name!r}; pass --input '{name}:{dtype}[...]'"
                 )
             shape = tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, *DEFAULT_SIZES) for d in dims)
             sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)

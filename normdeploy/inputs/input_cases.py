@@ -121,7 +121,7 @@ def check_user_cases(
         """Check one set of inputs and return its case."""
         check_feeds(name, feeds, model.inputs)
         if feeds and not any(value.size for value in feeds.values()):
-            raise InputError(f"{name}: no input has an element, so there is nothing to compare on; give larger ones")
+            raise InputError(f"{name}: no input has an element, so there is nothing to compare; pass larger ones")
         _require_consistent_dims(name, feeds, model.inputs)
         return _make_case(name, feeds)
 
@@ -278,7 +278,7 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
         f"not run at {join_sizes(s)}: {count_elements(model, s)} input elements, more than {limit}" for s in left_out
     ]
     if len(dims) > _MOST_ALONE:
-        notes.append(f"{len(dims) - _MOST_ALONE} of {len(dims)} dims were not tried at their largest by themselves")
+        notes.append(f"{len(dims) - _MOST_ALONE} of {len(dims)} dims were not tried at their largest size individually")
     return AffordableSizes(kept, notes, limit)
 
 

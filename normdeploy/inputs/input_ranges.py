@@ -55,13 +55,13 @@ def resolve_input_ranges(
     )
     if unknown := sorted(stated.keys() - set(names)):
         raise InputError(
-            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}"
+            f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(names) or 'none'}"
         )
     for name, dim in stated.items():
         most = limits.sizes.get(name)
         if most is not None and dim.max >= most.high:
             raise InputError(
-                f"the dim {dim} goes beyond the table {most.source!r}, which has rows for {most.high - 1}: narrow it"
+                f"the dim {dim} exceeds the table {most.source!r}, which has rows for {most.high - 1}: narrow it"
             )
     taken: dict[str, Dim] = {}
     notes: list[str] = []
@@ -70,20 +70,18 @@ def resolve_input_ranges(
         if name in stated:
             taken[name] = stated[name]
             if name in known and stated[name].max > known[name].max:
-                notes.append(f"{stated[name]} goes beyond {known[name]}, which the file recorded: verify it there")
+                notes.append(f"{stated[name]} exceeds {known[name]}, the range recorded in the file: verify it there")
         elif name in known:
             taken[name] = known[name]
         elif most is not None and most.high > 1:
             taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
             notes.append(
-                f"sizes taken where none were stated: {taken[name]} (the rows of "
-                f"{most.source!r}); state others"
-                " with --dim"
+                f"sizes assumed because none were stated: {taken[name]} (the rows of {most.source!r}); state others "
+                "with --dim"
             )
         else:
             raise InputError(
-                f"nothing says which sizes the dim {name!r} takes: state it too, with --dim {name}=1:8:64 or another"
-                " range"
+                f"the range of the dim {name!r} is unknown: also pass --dim {name}=1:8:64 or another range"
             )
     specs = {spec.name: spec for spec in recorded}
     made = []
@@ -107,7 +105,7 @@ def resolve_input_ranges(
             )
         )
         if values is None and dtype.startswith(("int", "uint")):
-            notes.append(f"nothing says which values the input {name!r} takes: 0 and 1 are recorded")
+            notes.append(f"the range of the input {name!r} is unknown: 0 and 1 are recorded")
     return tuple(made), notes
 
 
@@ -116,7 +114,7 @@ def _dim_from_size(d: int | str, taken: Mapping[str, Dim]) -> Dim:
         return Dim.from_size(d)
     if d not in taken:
         raise InputError(
-            f"the file's record says that the dim {d!r} is the sum of others, and not everywhere: export it again"
+            f"the file's record says that the dim {d!r} is the sum of others, but not for every input: export it again"
         )
     return taken[d]
 
@@ -133,8 +131,7 @@ def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int |
     for stated in declared_inputs(proto.graph):
         if stated.dtype in ("", STRING) or stated.dims is None:
             raise InputError(
-                f"the input {stated.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded"
-                " of it"
+                f"the input {stated.name!r} is not a numeric tensor of known type and rank: its sizes can't be recorded"
             )
         yield stated.name, stated.dtype, stated.dims
 
@@ -150,8 +147,8 @@ def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: 
             else:
                 now = "not recorded"
             yield (
-                f"the sizes of {name!r} are {now}, and {most.source!r} has rows for {most.high - 1}: "
-                f"--dim {name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records that"
+                f"the sizes of {name!r} are {now}, but {most.source!r} has rows for {most.high - 1}: --dim "
+                f"{name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records the range"
             )
 
 
@@ -169,5 +166,7 @@ def _parse_dims(dims: Sequence[str]) -> dict[str, Dim]:
             )
         dim = Dim(name.strip(), low, best, high)
         if parsed.setdefault(name.strip(), dim) != dim:
-            raise InputError(f"the dim {name.strip()!r} is given twice: {parsed[name.strip()]} and {dim}; give it once")
+            raise InputError(
+                f"the dim {name.strip()!r} is passed twice: {parsed[name.strip()]} and {dim}; pass it once"
+            )
     return parsed

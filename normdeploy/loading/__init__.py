@@ -43,7 +43,7 @@ from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
 # Appended to the error about a model that could not be made, since its forward is unknown then.
-_INPUTS_TOO = ". Say too what its forward takes with --input, for example --input 'x:float32[batch,3,224,224]'"
+_INPUTS_TOO = ". Also describe its inputs with --input, for example --input 'x:float32[batch,3,224,224]'"
 
 
 def load(
@@ -102,7 +102,7 @@ def load(
     _require_fitting_flags(path, kind, model, model_args, key)
     if kind is not FileKind.HUGGINGFACE and (task or part):
         raise InputError(
-            f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out"
+            f"{path} is not a Hugging Face folder, so {'--task' if task else '--part'} does not apply: omit it"
         )
     # Weights are read before anything is imported: with a broken file the user's factory is not even called.
     weights = _read_weights_as_data(path, kind, key, trust)
@@ -159,7 +159,7 @@ def load_parts(
     """
     path = resolve_model_path(path)
     if (kind := detect_kind(path)) is not FileKind.HUGGINGFACE:
-        raise InputError(f"{path} is a {kind}, no Hugging Face folder, so it has no parts: leave --part out")
+        raise InputError(f"{path} is a {kind}, not a Hugging Face folder, so it has no parts: omit --part")
     with _import_from_cwd(bool(imports or trust)):
         import_operators(imports)
         folder = load_folder_model(path, trust, task)
@@ -170,7 +170,7 @@ def load_parts(
     names = {text: text.partition("=")[0].strip() for text in dims}
     every = sorted(set().union(*known.values()))
     if foreign := [name for name in names.values() if name not in every]:
-        raise InputError(f"the dim {foreign[0]!r} is in no part: they have {', '.join(every)}")
+        raise InputError(f"the dim {foreign[0]!r} is not in any part; the parts have the dims {', '.join(every)}")
     digest = hash_model_files(path)
     for part in PARTS:
         own = [text for text, name in names.items() if name in known[part]]
@@ -190,19 +190,20 @@ def _require_fitting_flags(
 ) -> None:
     if kind is FileKind.TORCHSCRIPT and not model:
         raise LoadError(
-            f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: say"
-            " which model its weights belong to with --model package.module:factory, or make the model in Python again"
-            " and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+            f"{path} is a TorchScript archive, which contains its own code and which torch.export does not accept: "
+            "pass the model that its weights belong to with --model package.module:factory, or create the model in "
+            "Python again and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), "
+            "'model.pt2')"
         )
     if kind in (FileKind.PROGRAM, FileKind.HUGGINGFACE, FileKind.PYTHON) and (model or key):
         raise InputError(
-            f"{path} is {'an' if kind is FileKind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
-            f"{'--model' if model else '--key'}, or give a file of weights alone"
+            f"{path} is {'an' if kind is FileKind.PROGRAM else 'a'} {kind}, which already contains its model: omit "
+            f"{'--model' if model else '--key'}, or pass a file with only weights"
         )
     if kind in (FileKind.SAFETENSORS, FileKind.TORCHSCRIPT) and key:
-        raise InputError(f"{path} is a {kind} file, which holds one set of weights: leave out --key")
+        raise InputError(f"{path} is a {kind} file, which contains one set of weights: omit --key")
     if model_args and not model and kind is not FileKind.PYTHON:
-        raise InputError("factory arguments were given without a factory: add --model package.module:factory")
+        raise InputError("factory arguments were passed without a factory: add --model package.module:factory")
 
 
 def _read_weights_as_data(
@@ -239,7 +240,7 @@ def from_program(
         InputError: the inputs do not fit the program, or its parameters are not on the CPU.
         TrainingModeError: it was exported in training mode.
     """
-    away = next((f"{n!r} lies on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
+    away = next((f"{n!r} is on {t.device}" for n, t in program.state_dict.items() if t.device.type != "cpu"), "")
     if away:
         raise InputError(
             f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
@@ -314,9 +315,8 @@ def _model_from_weights(
     if make is None:
         state = weights.parameters if isinstance(weights, ScriptWeights) else weights
         raise LoadError(
-            f"{path} holds weights alone ({len(state)} tensors: {join_names(list(state), 3)}): say which model "
-            "they belong "
-            f"to with --model package.module:factory{'' if wishes.inputs else _INPUTS_TOO}"
+            f"{path} contains only weights ({len(state)} tensors: {join_names(list(state), 3)}): pass the model that "
+            f"they belong to with --model package.module:factory{'' if wishes.inputs else _INPUTS_TOO}"
         )
     with _mention_missing_inputs(wishes):
         made = make()
@@ -349,7 +349,7 @@ def _fill_and_trace(
         try:
             require_fitting_inputs(made, wishes)
         except InputError as other:
-            raise LoadError(f"{error}. Besides, {other}") from error
+            raise LoadError(f"{error}. Also, {other}") from error
         raise
     if all(part.training for part in made.modules()):
         # The mode is that of the constructor: neither the file nor the factory set one.

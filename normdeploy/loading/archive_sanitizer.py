@@ -89,8 +89,8 @@ def sanitize_archive(
     for folder, config_name in _CONFIGS.items():
         if f"{root}/{folder}/model.pt" in names:
             raise LoadError(
-                f"{path} keeps its weights in an older torch's format ({folder}/model.pt): torch.export.load it there "
-                "and torch.export.save it with a newer torch"
+                f"{path} keeps its weights in an older torch's format ({folder}/model.pt): load it with "
+                "torch.export.load and save it again with torch.export.save, in a newer torch"
             )
         config = _read_json_entry(archive, root, config_name, path)
         require_schema(schema.PayloadConfig, config, config_name, path)
@@ -133,7 +133,7 @@ def _copy_entry(
         with out.open(target, "w", force_zip64=True) as sink:
             sink.write(data)
         if out.getinfo(target).CRC != info.CRC:
-            raise zipfile.BadZipFile("its checksum is another")
+            raise zipfile.BadZipFile("its checksum does not match")
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
         raise LoadError(
             f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again"
@@ -161,7 +161,7 @@ def _read_json_entry(archive: zipfile.ZipFile, root: str, name: str, path: Path)
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path}: {name} is not JSON ({error}): the file is damaged; save it again") from error
     if not isinstance(value, dict):
-        raise LoadError(f"{path}: {name} holds a {type(value).__name__} where an object is wanted: the file is damaged")
+        raise LoadError(f"{path}: {name} holds a {type(value).__name__} instead of an object: the file is damaged")
     return value
 
 
@@ -173,12 +173,12 @@ def _check_program_json(program: dict[str, Any], operators: OperatorAllowlist, f
             except DisallowedExpression as error:
                 findings.add_refusal(
                     f"the shape expression {value[:100]!r} in {PROGRAM_JSON}",
-                    f"would be evaluated as code: it holds {error}",
+                    f"would be evaluated as code: it contains {error}",
                 )
         elif key in ("target", "as_operator") and not operators.is_allowed(value):
             findings.add_refusal(
                 f"the node target {value[:100]!r} in {PROGRAM_JSON}",
-                "is no operator on tensors that torch has: running the graph would call it. If a module of yours "
+                "is not a torch operator on tensors: running the graph would call it. If one of your modules "
                 "registers it, pass --import with that module",
             )
         elif key in ("in_spec", "out_spec"):
@@ -191,7 +191,7 @@ def _check_program_json(program: dict[str, Any], operators: OperatorAllowlist, f
         except DisallowedExpression as error:
             findings.add_refusal(
                 f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}",
-                f"would be executed as code: it holds {error}",
+                f"would be executed as code: it contains {error}",
             )
 
 
@@ -243,13 +243,11 @@ def _check_payload_config(config: dict[str, Any], folder: str, findings: Archive
     for name, meta in config["config"].items():
         part = f"{name!r} ({folder}/{meta['path_name']})"
         if meta["use_pickle"]:
-            findings.add_refusal(
-                part, "is marked use_pickle: it would be unpickled, which runs whatever the pickle says"
-            )
+            findings.add_refusal(part, "is marked use_pickle: it would be unpickled, which runs any code in the pickle")
         elif not _PAYLOAD.fullmatch(meta["path_name"]):
             findings.add_refusal(
                 part,
-                "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says",
+                "is a custom object (TorchBind or opaque): it would be unpickled, which runs any code in the pickle",
             )
     return {meta["path_name"] for meta in config["config"].values()}
 
@@ -278,7 +276,9 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
             what = f"it would import {join_names(named)}"
         else:
             what = "it can't be read as tensors"
-        findings.add_refusal(f"the example inputs ({_SAMPLES})", f"are a pickle with more than tensors in it: {what}")
+        findings.add_refusal(
+            f"the example inputs ({_SAMPLES})", f"are a pickle that contains more than tensors: {what}"
+        )
         return b""
     buffer = io.BytesIO()
     torch.save(samples, buffer)

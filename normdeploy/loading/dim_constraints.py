@@ -51,16 +51,14 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
             else:
                 wished = ""
             raise InputError(
-                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}, or"
-                f" computes otherwise at that size{conditions.place_limiting(name)}: write {fix} in the place "
-                "of its name,"
-                " take an example of another size, or change what fixes it in the model"
+                f"the dim {name!r} was requested as dynamic{wished}, but the model fixes it to the size {fix}, or "
+                f"computes differently at that size{conditions.place_limiting(name)}: write {fix} instead of its "
+                "name, use an example of another size, or change the code of the model that fixes it"
             )
         if name in dims and fix in dims:
             raise InputError(
-                f"the dims {name!r} and {fix!r} are always equal in the model{conditions.place_limiting(name)}: "
-                "give them one"
-                " name"
+                f"the dims {name!r} and {fix!r} are always equal in the model{conditions.place_limiting(name)}: use "
+                "one name for both"
             )
         taken = _parse_range_fix(fix, fixes)
         if name in dims and taken is not None:
@@ -112,8 +110,8 @@ def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions:
             (found for size in reversed(outside) if (found := conditions.place_limiting(wished.name, size))), ""
         )
         raise InputError(
-            f"the dim {wished} was asked for, but the model takes only {kind}from {low} to {high}{where}:"
-            " state such a range, or change what limits it in the model"
+            f"the dim {wished} was requested, but the model accepts only {kind}from {low} to {high}{where}: pass "
+            "such a range, or change the code of the model that limits it"
         )
     return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
 
@@ -164,16 +162,16 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
         if first <= dim.max:
             begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
             return (
-                f"the dim {dim} was asked for, but torch can't trace the model with sizes below"
-                f" {first}{conditions.last_place([dim.name])}: begin there, --dim {begun}"
+                f"the dim {dim} was requested, but torch can't trace the model with sizes below "
+                f"{first}{conditions.last_place([dim.name])}: start there, with --dim {begun}"
             )
     if bound is None and "Cannot create Dim with inconsistent" not in message:
         return ""
     dims = ", ".join(map(str, wishes.dims.values()))
     return (
-        f"torch.export can't tell which sizes of {dims} the model takes, as where it divides a size, or pads it to a"
-        f" multiple{conditions.last_place(wishes.dims)}: state a range of multiples with --dim, such as NAME=4:8:64 for"
-        " multiples of 4, take an example of such a size, or write a fixed size in its place"
+        f"torch.export can't determine which sizes of {dims} the model accepts, for example because it divides a "
+        f"size or pads it to a multiple{conditions.last_place(wishes.dims)}: pass a range of multiples with --dim, "
+        "such as NAME=4:8:64 for multiples of 4, use an example of such a size, or write a fixed size instead"
     )
 
 
@@ -199,20 +197,20 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
                 wished = f" ({dim})"
             else:
                 wished = ""
-            asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
+            asked = f"the dim {match['name']!r} was requested as dynamic{wished}"
             where = conditions.place_limiting(match["name"])
-            return f"{asked}, but the model was made for the size {size}{where}: write {size} in the place of its name"
+            return f"{asked}, but the model was built for the size {size}{where}: write {size} instead of its name"
     for name, size in _parse_excluded_sizes(message).items():
         if name in wishes.dims:
             return (
-                f"the dim {wishes.dims[name]} was asked for, but torch can't trace the model with"
-                f" {size}{conditions.place_limiting(name, size)}: begin at {size + 1}"
+                f"the dim {wishes.dims[name]} was requested, but torch can't trace the model with "
+                f"{size}{conditions.place_limiting(name, size)}: start at {size + 1}"
             )
     if violated:
         name = violated[0]["name"]
         needed = "; ".join(_substitute_dim_names(match["guard"].rstrip("."), violated) for match in violated[:3])
-        asked = f"the dim {name!r} does not have the range that was asked for"
-        return f"{asked}: the model needs {needed}{conditions.last_place([name])}; state another with --dim"
+        asked = f"the dim {name!r} does not have the requested range"
+        return f"{asked}: the model needs {needed}{conditions.last_place([name])}; pass another with --dim"
     return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
 
 

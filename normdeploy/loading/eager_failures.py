@@ -15,7 +15,7 @@ from .program_signature import dtype_name
 from .size_conditions import describe_location, module_paths, traceback_frames
 from .torch_pickles import first_line
 
-_ADVICE = "say what it takes with --input, and write the size of a dim that the model fixes in the place of its name"
+_ADVICE = "describe its inputs with --input, and write the size instead of a name for each dim that the model fixes"
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ def _explain_layer_failure(layer: _FailedLayer, wishes: InputRequest) -> str:
     module = layer.module
     if isinstance(module, nn.Linear) and given.dim() and given.shape[-1] != module.in_features:
         return (
-            f"takes {module.in_features} features and is given {given.shape[-1]}; state with --input the sizes for"
-            " which the model was made"
+            f"expects {module.in_features} features but got {given.shape[-1]}; pass the sizes that the model was "
+            "built for with --input"
         )
     if isinstance(module, nn.Embedding) and given.is_floating_point():
         return (
-            f"takes indices and is given {dtype_name(given)}; state integers and their range, --input"
-            f" {_suggest_index_input(wishes, module)}"
+            f"expects indices but got {dtype_name(given)}; pass integers and their range with --input "
+            f"{_suggest_index_input(wishes, module)}"
         )
     if isinstance(module, _ConvNd) and given.dim() == len(module.kernel_size) + 2:
         return _explain_convolution_failure(module, given, wishes)
@@ -69,12 +69,12 @@ def _explain_convolution_failure(module: _ConvNd, given: torch.Tensor, wishes: I
     channels = module.in_channels
     if given.shape[1] == channels:
         return ""
-    fault = f"takes {channels} channels in dim 1 and is given {list(given.shape)}"
+    fault = f"expects {channels} channels in dim 1 but got the shape {list(given.shape)}"
     wish = next((wish for wish in wishes.inputs if wish.shape[-1:] and wish.shape[-1].opt == channels), None)
     if given.shape[-1] != channels or wish is None:
-        return f"{fault}; state as many with --input"
+        return f"{fault}; pass that many with --input"
     batch, *rest, last = [dim.name or str(dim.opt) for dim in wish.shape]
-    return f"{fault}: the channels are last; state --input '{wish.name}[{','.join([batch, last, *rest])}]'"
+    return f"{fault}: the channels are last; pass --input '{wish.name}[{','.join([batch, last, *rest])}]'"
 
 
 def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:

@@ -107,12 +107,11 @@ def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentO
     """
     name = type(module).__name__
     if type(module).forward is nn.Module.forward:
-        raise InputError(f"{name} defines no forward, so it computes nothing: define it, or name another class")
+        raise InputError(f"{name} defines no forward, so it computes nothing: define it, or pass another class")
     if not wishes.inputs:
         raise InputError(
-            f"{name} needs example inputs: say what they look like with --input, for example "
-            f"{_suggest_input_options(module)}; its"
-            f" forward is {name}{forward_signature(module)}"
+            f"{name} needs example inputs: describe them with --input, for example {_suggest_input_options(module)}; "
+            f"its forward is {name}{forward_signature(module)}"
         )
     names = [wish.name for wish in wishes.inputs]
     order = _arrange_arguments(module, names)
@@ -121,7 +120,7 @@ def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentO
     except TypeError as error:
         lacking = _find_missing_parameters(module, order)
         if lacking:
-            told = f"it needs {', '.join(map(repr, lacking))} too: {_advise_on_parameters(module, lacking)}"
+            told = f"it also needs {', '.join(map(repr, lacking))}: {_advise_on_parameters(module, lacking)}"
         else:
             told = str(error)
         raise InputError(
@@ -151,11 +150,13 @@ def _advise_on_parameters(module: nn.Module, names: Sequence[str]) -> str:
     plain = [name for name in names if _takes_plain_value(module, name)]
     tensors = [name for name in names if name not in plain]
     if tensors:
-        parts = [f"say what it looks like with {' '.join(_example_option(name) for name in tensors)}"]
+        parts = [f"describe it with {' '.join(_example_option(name) for name in tensors)}"]
     else:
         parts = []
     if plain:
-        parts.append(f"give {', '.join(map(repr, plain))} a default in forward, as a file takes tensors alone")
+        parts.append(
+            f"give {', '.join(map(repr, plain))} a default in forward, because a file accepts only tensors as inputs"
+        )
     return ", and ".join(parts)
 
 
@@ -185,10 +186,10 @@ def _arrange_arguments(module: nn.Module, names: Sequence[str]) -> ArgumentOrder
         near = difflib.get_close_matches(wrong, known, 1)
         moved = next((n for place, n in enumerate(names) if n in known and n not in ordered[place : place + 1]), "")
         raise InputError(
-            f"the input {wrong!r} is not a parameter of"
-            f" {type(module).__name__}{forward_signature(module)}{f' (is {near[0]!r} meant?)' if near else ''}: use its"
-            " names, or give the inputs in its order under names of your own"
-            + (f", where {moved!r} can stand in its own place alone" if moved else "")
+            f"the input {wrong!r} is not a parameter of "
+            f"{type(module).__name__}{forward_signature(module)}{f' (is {near[0]!r} meant?)' if near else ''}: use "
+            "its names, or pass the inputs in its order under any names"
+            + (f", with {moved!r} only in its own position" if moved else "")
         )
     given = {name: index for index, name in enumerate(names)}
     positional = _leading_positional_inputs(parameters, given)
@@ -294,8 +295,8 @@ def copy_example_call(
     call = ExampleCall(own_args, own_kwargs, ())
     if not call.tensors():
         raise InputError(
-            f"the example arguments of {type(module).__name__} hold no tensor: pass tensors, in containers that torch's"
-            " pytree knows"
+            f"the example arguments of {type(module).__name__} contain no tensor: pass tensors, in containers that "
+            "torch's pytree supports"
         )
     names = placeholder_names(bound)
     order = [names[id(leaf)] for leaf in call.tensors()]
@@ -373,19 +374,19 @@ def user_dim_names(module: nn.Module, call: ExampleCall, dynamic_shapes: Any) ->
 def _iter_matching_dims(leaf: torch.Tensor, wish: InputSpec) -> Iterator[tuple[Dim, int]]:
     if wish.dtype and wish.dtype != dtype_name(leaf):
         raise InputError(
-            f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of"
-            " them"
+            f"the input {wish.name!r} was declared as {wish.dtype}, but its example is {dtype_name(leaf)}: change "
+            "one of them"
         )
     if len(wish.shape) != leaf.dim():
         raise InputError(
-            f"the input {wish.name!r} was given {len(wish.shape)} dims, but its example has {leaf.dim()}:"
-            f" {list(leaf.shape)}"
+            f"the input {wish.name!r} was declared with {len(wish.shape)} dims, but its example has {leaf.dim()}: "
+            f"{list(leaf.shape)}"
         )
     for index, (dim, size) in enumerate(zip(wish.shape, leaf.shape, strict=True)):
         if dim.name is None and dim.opt != size:
             raise InputError(
-                f"dim {index} of the input {wish.name!r} was given the size {dim.opt}, but its example has {size}:"
-                " change one of them"
+                f"dim {index} of the input {wish.name!r} was declared with the size {dim.opt}, but its example has "
+                f"{size}: change one of them"
             )
         yield dim, size
 
@@ -394,8 +395,8 @@ def _stretch_unit_dims(leaf: torch.Tensor, wish: InputSpec | None, sizes: Mappin
     for index, dim in enumerate(wish.shape if wish else ()):
         if wish and dim.name and leaf.shape[index] != sizes[dim.name]:
             raise InputError(
-                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in that of"
-                f" {wish.name!r}: one name is one size"
+                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in the "
+                f"example of {wish.name!r}: use one size for one name"
             )
         if dim.name and leaf.shape[index] == 1 and dim.max > 1:
             leaf = leaf.repeat_interleave(2, index)

@@ -19,8 +19,8 @@ _DISTRIBUTIONS = os.path.join(TORCH, "distributions") + os.sep
 _PACKING = os.path.join(TORCH, "nn", "utils", "rnn.py")
 _RECURRENT = os.path.join(TORCH, "nn", "modules", "rnn.py")
 PACKED = (
-    "packed as integers for kernels of torch's own, which no file can call: give the float model, and quantize it with"
-    " --quantize int8, or quantize with fake quantization (prepare_qat) and export that"
+    "packed as integers for torch's own kernels, which no file can call: pass the float model and quantize it with "
+    "--quantize int8, or use fake quantization (prepare_qat) and export that model"
 )
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
 # torch.ao.nn.qat is not included: its modules round in float.
@@ -44,32 +44,32 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     if unknown := _UNKNOWN_OUTPUT.search(text):
         returned = unknown["name"].rpartition(".")[2]
         return ExportError(
-            f"{head}: its forward returns {returned}, and a file holds tensors alone: return tensors, or tuples, lists"
-            f" and dicts of them (a dataclass counts after torch.export.register_dataclass)"
+            f"{head}: its forward returns {returned}, but a file can return only tensors: return tensors, or tuples, "
+            "lists and dicts of them (a dataclass is accepted after torch.export.register_dataclass)"
         )
     if any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame, _ in traceback_frames(error)):
         return ExportError(
-            f"{head}: a distribution checks its values{where}, and a file can't stop at a value: make it with"
-            " validate_args=False"
+            f"{head}: a distribution validates its values{where}, but a file can't stop at a value: create it with "
+            "validate_args=False"
         )
     if any(
         frame.f_code.co_filename == _PACKING or _is_packed_recurrence(frame) for frame, _ in traceback_frames(error)
     ):
         return ExportError(
-            f"{head}: it packs sequences by their lengths{where}, and ONNX has no packed sequences: run"
-            " the layer on the padded batch, and take what stands at the last step of each row (gather)"
+            f"{head}: it packs sequences by their lengths{where}, but ONNX has no packed sequences: run the layer on "
+            "the padded batch, and gather the last step of each row"
         )
     if kind == "GuardOnDataDependentSymNode" or "data-dependent" in text:
         return ExportError(
-            f"{head}: the values of a tensor decide what is computed{where}, by an if, while, assert, int() or .item(),"
-            " and a file holds no Python: use torch.where or torch.cond instead"
+            f"{head}: the values of a tensor control the computation{where}, through an if, while, assert, int() or "
+            ".item(), but a file contains no Python: use torch.where or torch.cond instead"
         )
     if kind == "UnsupportedOperatorException":
-        operator = re.sub(r"^torch\.ops\.", "", first_line(error, "no reason is given"))
-        return ExportError(f"{head}: it has no form of the operator {operator}{where}; use other operators there")
+        operator = re.sub(r"^torch\.ops\.", "", first_line(error, "no reason given"))
+        return ExportError(f"{head}: it does not support the operator {operator}{where}; use other operators there")
     if ".numpy()" in text:
-        return ExportError(f"{head}: it leaves torch for numpy{where}, and a file holds torch's operators alone")
-    return ExportError(f"{head}{where}: {kind}: {first_line(error, 'no reason is given')}")
+        return ExportError(f"{head}: it calls numpy{where}, but a file can contain only torch's operators")
+    return ExportError(f"{head}{where}: {kind}: {first_line(error, 'no reason given')}")
 
 
 def refuse_integer_modules(module: nn.Module) -> None:
@@ -86,7 +86,7 @@ def refuse_integer_modules(module: nn.Module) -> None:
         and not name.endswith("_packed_params")
     ]
     if found:
-        raise ExportError(f"torch.ao has the weights of {join_names(found, _SHOWN)} {PACKED}")
+        raise ExportError(f"torch.ao stores the weights of {join_names(found, _SHOWN)} {PACKED}")
 
 
 def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
@@ -100,18 +100,20 @@ def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
     if constants:
         shown = f"{constants[0]!r}"[:LONGEST]
         raise ExportError(
-            f"forward returns {shown} ({type(constants[0]).__name__}) beside or in the place of tensors, and a file"
-            " holds tensors alone: leave it out, or make it a tensor"
+            f"forward returns {shown} ({type(constants[0]).__name__}) alongside or instead of tensors, but a file "
+            "can return only tensors: omit it, or make it a tensor"
         )
     if all(hasattr(spec, "value") for spec in specs):
-        raise ExportError("forward returns no tensor, so there is nothing to export: return what it computes")
+        raise ExportError(
+            "forward returns no tensor, so there is nothing to export: return the tensors that it computes"
+        )
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for spec in specs:
         value = values.get(spec.name)
         if isinstance(value, torch.Tensor) and value.is_complex():
             raise ExportError(
-                f"forward returns a tensor of {dtype_name(value)}, and ONNX has no complex tensors: return"
-                " torch.view_as_real of it"
+                f"forward returns a tensor of {dtype_name(value)}, but ONNX has no complex tensors: return "
+                "torch.view_as_real of it"
             )
 
 

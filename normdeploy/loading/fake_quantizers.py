@@ -36,8 +36,8 @@ def fix_fake_quantizers(module: nn.Module) -> None:
             continue
         if int(part.observer_enabled[0]):
             raise ExportError(
-                f"the fake quantizer {name!r} observes, so its scale changes with each input; call"
-                " model.apply(torch.ao.quantization.disable_observer) once it is calibrated"
+                f"the fake quantizer {name!r} still observes, so its scale changes with each input; call "
+                "model.apply(torch.ao.quantization.disable_observer) after calibration"
             )
         part.forward = _make_rounding_forward(part) if int(part.fake_quant_enabled[0]) else _pass_through  # type: ignore[method-assign]
 

@@ -58,7 +58,9 @@ def detect_kind(path: Path) -> FileKind:
             return FileKind.HUGGINGFACE
         raise LoadError(_describe_plain_folder(path))
     if not path.is_file():
-        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()}){_suggest_zoo_factory(path)}")
+        raise LoadError(
+            f"file not found: {path}; check the path (relative to {Path.cwd()}){_suggest_zoo_factory(path)}"
+        )
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(64)
@@ -70,8 +72,8 @@ def detect_kind(path: Path) -> FileKind:
     if head.startswith(LEGACY_MAGIC[:4]):
         if not head.startswith(LEGACY_MAGIC):
             raise LoadError(
-                f"{path} starts like a file of torch.save's legacy format, but the magic number is not torch's: it is"
-                " broken or foreign"
+                f"{path} starts like a file of torch.save's legacy format, but its magic number is not torch's: it "
+                "is damaged, or another program wrote it"
             )
         return FileKind.LEGACY_PICKLE
     if path.name.endswith(INDEX) and head.lstrip().startswith(b"{"):
@@ -85,11 +87,11 @@ def _describe_plain_folder(path: Path) -> str:
     files = sorted(path.iterdir())
     models = [file for file in files if file.name.endswith(INDEX)] or [f for f in files if f.suffix in _OF_MODELS]
     if not files:
-        return f"{path} is an empty folder without a config.json: give a model file, or a Hugging Face model folder"
+        return f"{path} is an empty folder without a config.json: pass a model file, or a Hugging Face model folder"
     if models:
-        advice = f"give {' or '.join(map(str, models[:3]))}"
+        advice = f"pass {' or '.join(map(str, models[:3]))}"
     else:
-        advice = "give a model file"
+        advice = "pass a model file"
     return f"{path} is a folder without a config.json: {advice}, or a Hugging Face model folder"
 
 
@@ -98,29 +100,29 @@ def _suggest_zoo_factory(path: Path) -> str:
     if path.suffix or path.name != str(path):
         return ""
     return (
-        f". A model of a package, such as timm, is given by a Python file that makes it: a file net.py with the line"
-        f" `model = timm.create_model({path.name!r}, pretrained=True)`, given as net.py"
+        ". To load a model from a package such as timm, write a Python file that creates it: a file net.py with the "
+        f"line `model = timm.create_model({path.name!r}, pretrained=True)`, and pass net.py"
     )
 
 
 # First bytes of other tools' files, description, advice.
 _FOREIGN = (
-    (LFS_POINTER, "the pointer that Git LFS keeps in the place of a file", "fetch the file itself with `git lfs pull`"),
-    (b"GGUF", "a GGUF file of llama.cpp", "give the Hugging Face folder or the weights from which it was made"),
-    (b"\x89HDF", "an HDF5 file, as Keras writes", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
-    (b"ftrt", "a TensorRT engine, which holds no model any more", "give the model from which it was built"),
-    (b"\x93NUMPY", "an array of NumPy", "give the model"),
-    (b"<", "a page of HTML or XML, as of a failed download", "fetch the file again"),
+    (LFS_POINTER, "a Git LFS pointer, not the file itself", "fetch the file with `git lfs pull`"),
+    (b"GGUF", "a llama.cpp GGUF file", "pass the Hugging Face folder or the weights that it was made from"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes it", "convert it with tf2onnx, and pass the ONNX file to `optimize`"),
+    (b"ftrt", "a TensorRT engine, which no longer contains the model", "pass the model that it was built from"),
+    (b"\x93NUMPY", "a NumPy array", "pass the model"),
+    (b"<", "an HTML or XML page, as from a failed download", "download the file again"),
     (b"\x80", "a bare pickle", "save the model with torch.save or torch.export.save"),
     (b"\x1f\x8b", "a gzip archive", "unpack it"),
 )
 _SUFFIXES = {
     ".onnx": ("an ONNX file", "use `normdeploy optimize` or `inspect`"),
-    ".tflite": ("a file of TensorFlow Lite", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
-    ".pb": ("a TensorFlow graph", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
-    ".mlmodel": ("a Core ML file", "give the model from which it was made"),
+    ".tflite": ("a TensorFlow Lite file", "convert it with tf2onnx, and pass the ONNX file to `optimize`"),
+    ".pb": ("a TensorFlow graph", "convert it with tf2onnx, and pass the ONNX file to `optimize`"),
+    ".mlmodel": ("a Core ML file", "pass the model that it was made from"),
 }
-_WANTED = "wanted: a file of torch.export.save or torch.save, safetensors, a Hugging Face folder, or net.py:Net"
+_WANTED = "expected a file from torch.export.save or torch.save, safetensors, a Hugging Face folder, or net.py:Net"
 
 
 def _describe_unknown_file(path: Path, head: bytes) -> str:
@@ -131,21 +133,21 @@ def _describe_unknown_file(path: Path, head: bytes) -> str:
     start = f"it begins with the bytes {head[:8].hex(' ')}"
     if path.suffix in _SUFFIXES:
         kind, advice = _SUFFIXES[path.suffix]
-        return f"{path} is no PyTorch model but, by its name, {kind}: {advice} ({start})"
-    return f"{path} is no model that can be loaded, {start}; {_WANTED}"
+        return f"{path} is not a PyTorch model; its name suggests {kind}: {advice} ({start})"
+    return f"{path} has an unrecognized model format, {start}; {_WANTED}"
 
 
 def _check_safetensors(path: Path, head: bytes, size: int) -> FileKind:
     (length,) = struct.unpack("<Q", head[:8])
     if length > _HEADER_LIMIT:
         raise LoadError(
-            f"{path} looks like safetensors, but says its header has {length} bytes (the format allows"
-            f" {_HEADER_LIMIT}): it is broken"
+            f"{path} looks like safetensors, but declares a header of {length} bytes (the format allows "
+            f"{_HEADER_LIMIT}): it is damaged"
         )
     if 8 + length > size:
         raise LoadError(
-            f"{path} is a truncated safetensors file: its header alone has {length} bytes, the file {size}; copy it"
-            " again"
+            f"{path} is a truncated safetensors file: its header has {length} bytes, but the file has {size}; copy "
+            "it again"
         )
     return FileKind.SAFETENSORS
 
@@ -156,8 +158,8 @@ def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
     inner = {name.removeprefix(f"{root}/") for name in names}
     if "serialized_exported_program.json" in names:
         raise LoadError(
-            f"{path} is an ExportedProgram in the format of torch 2.7 and older: torch.export.load it there, and "
-            "torch.export.save it with a newer torch"
+            f"{path} is an ExportedProgram in the format of torch 2.7 and older: load it with torch.export.load and "
+            "save it again with torch.export.save, in a newer torch"
         )
     if "archive_format" in inner and read_entry(archive, f"{root}/archive_format", path) == b"pt2":
         models = sorted(name for name in inner if name.startswith("models/") and name.endswith(".json"))
@@ -175,7 +177,7 @@ def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
         return FileKind.TORCHSCRIPT
     if "data.pkl" in inner:
         return FileKind.PICKLE
-    raise LoadError(f"{path} is a zip file, but not one that torch writes: it holds {', '.join(sorted(inner)[:5])}")
+    raise LoadError(f"{path} is a zip file, but not one that torch writes: it contains {', '.join(sorted(inner)[:5])}")
 
 
 def archive_root(archive: zipfile.ZipFile) -> str:
@@ -224,12 +226,12 @@ def _require_sound_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
         parts = PurePosixPath(entry.filename).parts
         if not parts or entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
             raise LoadError(
-                f"{path} holds an entry that leads out of the archive, {entry.filename!r}: torch writes no such file"
+                f"{path} contains an entry outside the archive, {entry.filename!r}: torch never writes such a file"
             )
         if entry.filename in seen:
             raise LoadError(
-                f"{path} holds {entry.filename!r} twice: which of them counts depends on the reader; torch writes no"
-                " such file"
+                f"{path} holds {entry.filename!r} twice, and readers disagree on which one counts; torch never "
+                "writes such a file"
             )
         if entry.flag_bits & 1:
             raise LoadError(f"{path} is encrypted (entry {entry.filename!r}): decrypt it first")
@@ -239,8 +241,8 @@ def _require_sound_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     if declared > 2 * size + _CHUNK:
         largest = max(entries, key=lambda entry: entry.file_size)
         raise LoadError(
-            f"{path} has {size} bytes but says that it holds {declared} ({largest.filename!r} alone "
-            f"{largest.file_size}): torch does not compress, this is a zip bomb"
+            f"{path} has {size} bytes but declares contents of {declared} ({largest.filename!r} has "
+            f"{largest.file_size}): torch does not compress, so this is a zip bomb"
         )
 
 
@@ -257,7 +259,7 @@ def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
         return archive.read(name)
     except KeyError:
         raise LoadError(
-            f"{path} lacks {name.partition('/')[2]!r}, which such a file must hold: it is incomplete; save it again"
+            f"{path} lacks {name.partition('/')[2]!r}, which such a file must contain: it is incomplete; save it again"
         ) from None
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, zlib.error) as error:
         raise LoadError(

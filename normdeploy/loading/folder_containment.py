@@ -58,12 +58,12 @@ def indexed_shards(index: Path) -> list[Path]:
     """
     names = sorted(set(map(str, _referenced_file_names(index, "weight_map"))))
     if not names:
-        raise LoadError(f"{index} names no shards in its weight_map; give the index that was saved with them")
+        raise LoadError(f"{index} lists no shards in its weight_map; pass the index that was saved with them")
     roots = _allowed_roots(index.parent)
     for name in names:
         _require_inside_roots(index.parent / name, index.parent, roots, f"{index.name} names {name!r}")
         if not (index.parent / name).is_file():
-            raise LoadError(f"{index} names {name!r}, and there is no such file beside it; copy all shards")
+            raise LoadError(f"{index} names {name!r}, but no such file is next to it; copy all shards")
     return [index.parent / name for name in names]
 
 
@@ -80,17 +80,17 @@ def read_json(file: Path) -> dict[str, Any]:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
             if stat.S_ISREG(status.st_mode):
-                size = f"has {status.st_size} bytes, where {_MOST} are read"
+                size = f"has {status.st_size} bytes; at most {_MOST} are read"
             else:
                 size = ""
-            raise LoadError(f"{file} can't be read: it {size or 'is no regular file'}; give the folder as it was made")
+            raise LoadError(f"{file} can't be read: it {size or 'is not a regular file'}; use the original folder")
         value = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} can't be read: {error}") from error
     if not isinstance(value, dict):
-        raise LoadError(f"{file} holds a {type(value).__name__}, not an object: this is no Hugging Face folder")
+        raise LoadError(f"{file} holds a {type(value).__name__}, not an object: this is not a Hugging Face folder")
     return value
 
 
@@ -106,15 +106,15 @@ def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
     labels = max((count for _, count in _iter_config_counts(config, _LABELS)), default=0)
     if labels > _MOST_LABELS:
         raise LoadError(
-            f"{folder / 'config.json'} gives num_labels as {labels}, more than the {_MOST_LABELS} that are read:"
-            " transformers makes a name for each; give the folder as it was made"
+            f"{folder / 'config.json'} sets num_labels to {labels}; at most {_MOST_LABELS} are read, because "
+            "transformers creates a name for each; use the original folder"
         )
     asked = max(_iter_config_counts(config, _LAYERS), default=("", 0), key=lambda item: item[1])
     most = 1000
     if asked[1] > most and asked[1] > (there := _count_weight_tensors(folder)):
         raise LoadError(
-            f"{folder / 'config.json'} gives {asked[0]} as {asked[1]}, but the weights beside it hold {there} tensors: "
-            "one of the two is of another model; give the folder as it was made"
+            f"{folder / 'config.json'} sets {asked[0]} to {asked[1]}, but the weights next to it contain {there} "
+            "tensors: one of the two belongs to another model; use the original folder"
         )
 
 
@@ -183,7 +183,7 @@ def _referenced_file_names(file: Path, key: str) -> list[str]:
     else:
         names = [given]
     if odd := [name for name in names if not isinstance(name, str) or "\0" in name]:
-        raise LoadError(f"{file} gives {odd[0]!r} in its {key} where the name of a file is wanted: it is damaged")
+        raise LoadError(f"{file} has {odd[0]!r} in its {key} instead of a file name: it is damaged")
     return list(dict.fromkeys(names))
 
 
@@ -198,8 +198,8 @@ def _require_inside_roots(file: Path, folder: Path, roots: list[Path], why: str)
         raise LoadError(f"{file} can't be read: {error}") from error
     if not any(target.is_relative_to(root) for root in roots):
         raise LoadError(
-            f"{folder} is not loaded: {why}, and {file.name} leads out of the folder, to {target}; copy what belongs to"
-            " the model into its folder"
+            f"{folder} is not loaded: {why}, and {file.name} points outside the folder, to {target}; copy the "
+            "model's files into its folder"
         )
     if status is not None and not (stat.S_ISREG(status.st_mode) or (file.is_symlink() and target.is_dir())):
-        raise LoadError(f"{folder} is not loaded: {file.name} in it is no regular file, and can't be read as one")
+        raise LoadError(f"{folder} is not loaded: {file.name} in it is not a regular file")

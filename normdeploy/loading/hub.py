@@ -66,8 +66,8 @@ def resolve_model_path(source: str | Path) -> Path:
         # Offline, unknown, gated or unreachable: the errors come from several libraries.
         first = first_line(error, "")
         raise LoadError(
-            f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched"
-            f" from the Hub: {type(error).__name__}: {first}; check the name, or give a folder"
+            f"{name} is neither a local file or folder nor a model in huggingface_hub's cache, and it can't be "
+            f"downloaded from the Hub: {type(error).__name__}: {first}; check the name, or pass a folder"
         ) from error
     return folder
 

@@ -107,13 +107,13 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     require_plausible_config(path, config)
     if (files := _config_code_files(path, config)) and not trust:
         raise TrustError(
-            f"{path} is not loaded: its config.json names classes of its own (auto_map), so {', '.join(files)} would "
-            "run. If you trust who made it, pass --trust"
+            f"{path} is not loaded: its config.json names custom classes (auto_map), so {', '.join(files)} would "
+            "run. If you trust its author, pass --trust"
         )
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeUnavailable(
-            f"{path} is a Hugging Face folder, and transformers is not installed: pip install transformers, or export "
-            "the model once and give the .pt2 file"
+            f"{path} is a Hugging Face folder, but transformers is not installed: pip install transformers, or "
+            "export the model once and pass the .pt2 file"
         )
     # Set explicitly: otherwise transformers asks at the terminal about every file of the folder that names code.
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
@@ -186,11 +186,11 @@ def _load_pretrained(
             wanted = ""
         else:
             wanted = f" for the task {task.name}"
-        raise LoadError(f"{path} can't be loaded: this transformers has no class{wanted} that can be imported")
+        raise LoadError(f"{path} can't be loaded: the installed transformers has no importable class{wanted}")
     if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
         raise InputError(
-            f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give"
-            " another"
+            f"{path} does not support the task {task.name}: {names} does not recognize its model type; omit --task "
+            "or pass another"
         )
     first = first_line(error, "")
     raise LoadError(f"{path} can't be loaded by transformers' {names}: {type(error).__name__}: {first}") from error
@@ -215,7 +215,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     config = read_json(path / "config.json")
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise LoadError(f"{path / 'config.json'} gives {names!r} as its architectures, which is no list of names")
+        raise LoadError(f"{path / 'config.json'} sets architectures to {names!r}, which is not a list of names")
     return config
 
 
@@ -235,14 +235,14 @@ def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
     classes = [each for value in values for each in (value if isinstance(value, list) else [value]) if each is not None]
     if odd := [each for each in classes if not isinstance(each, str) or "." not in each]:
         raise LoadError(
-            f"{path / 'config.json'} gives {odd[0]!r} in its auto_map, where the name of a class is wanted, such as"
-            " 'modeling.Net'; give the folder as it was made"
+            f"{path / 'config.json'} has {odd[0]!r} in its auto_map instead of a class name such as 'modeling.Net'; "
+            "use the original folder"
         )
     files = set()
     for each in classes:
         repository, _, name = each.rpartition("--")
         file = repr(name.partition(".")[0] + ".py")
-        files.add(f"{file} of the repository {repository!r}" if repository else file)
+        files.add(f"{file} from the repository {repository!r}" if repository else file)
     return sorted(files)
 
 
@@ -255,6 +255,6 @@ def require_complete_weights(path: Path, missing: frozenset[str], used: frozense
     if random := sorted(missing & used):
         names = f"{', '.join(random[:3])}{', ...' if len(random) > 3 else ''}"
         raise LoadError(
-            f"{path} has no weights for {names}, which would be random numbers: it was not trained for this task; give"
-            " another --task, or a folder that was"
+            f"{path} has no weights for {names}, which would be random numbers: the model was not trained for this "
+            "task; pass another --task, or a folder that was trained for it"
         )

@@ -87,8 +87,8 @@ def find_task(name: str) -> HuggingfaceTask:
     if chosen is None:
         known = ", ".join(task.name for task in _TASKS)
         raise InputError(
-            f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past"
-            " (--part)"
+            f"unknown task {name!r}; choose one of {known}. An encoder-decoder's cache is in its part "
+            "decoder-with-past (--part)"
         )
     return chosen
 
@@ -104,9 +104,9 @@ def require_part_name(part: str) -> str:
     """
     if part == ALL_PARTS:
         raise InputError(
-            "the part 'all' is a folder of files, and one model is wanted here: choose one of "
-            f"{', '.join(PARTS)}. `normdeploy export --part all -o FOLDER` (from Python export_parts) writes them all"
+            f"the part 'all' is a folder of files, but one model is expected here: choose one of {', '.join(PARTS)}. "
+            "`normdeploy export --part all -o FOLDER` (from Python export_parts) writes them all"
         )
     if part not in PARTS:
-        raise InputError(f"there is no part {part!r} of an encoder-decoder; one of {', '.join(PARTS)}")
+        raise InputError(f"unknown part {part!r} of an encoder-decoder; choose one of {', '.join(PARTS)}")
     return part

@@ -37,8 +37,8 @@ def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
         else:
             owner = "of the model itself"
         notes.append(
-            f"the buffer {name!r} {owner} is written in forward; the file does not keep it between runs: make it an"
-            " input and an output of the model where the next run has to see it"
+            f"the buffer {name!r} {owner} is written in forward; the file does not keep it between runs: if the next "
+            "run needs it, make it an input and an output of the model"
         )
     return notes
 
@@ -54,8 +54,8 @@ def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
         [*program.graph_signature.user_inputs_to_mutate.values(), *_iter_written_placeholders(program, inputs)]
     )
     return [
-        f"forward changes its input {name!r} in place; the file computes the same outputs and leaves the array that it"
-        " is given as it is"
+        f"forward changes its input {name!r} in place; the file computes the same outputs and does not change the "
+        "array that is passed"
         for name in found
     ]
 

@@ -80,7 +80,7 @@ def parse_input_request(
     drafts = [_parse_input(text, ranges, names, dim_names or ()) for text in inputs]
     names = [wish.name for wish in drafts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
+        raise InputError(f"the input {twice[0]!r} is passed {names.count(twice[0])} times: pass each input once")
     used = dynamic_dim_names(drafts)
     known = {name: Dim(name, *DEFAULT_SIZES) for name in used} | ranges
     wishes = InputRequest(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
@@ -108,7 +108,9 @@ def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
     assert dim.name is not None
     other = ranges.setdefault(dim.name, dim)
     if other != dim:
-        raise InputError(f"the dim {dim.name!r} is given twice: {other}, and {dim} in {text!r}; one name is one size")
+        raise InputError(
+            f"the dim {dim.name!r} is declared twice: {other}, and {dim} in {text!r}; use one range for one name"
+        )
 
 
 def _parse_range(name: str, text: str, where: str) -> Dim:
@@ -141,7 +143,9 @@ def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_
             known = f"; the inputs are {[*names]}"
         else:
             known = ""
-        raise InputError(f"the input {text!r} has the unknown dtype {stated!r}: one of {', '.join(_DTYPES)}{known}")
+        raise InputError(
+            f"the input {text!r} has the unknown dtype {stated!r}: choose one of {', '.join(_DTYPES)}{known}"
+        )
     if match["shape"].strip():
         shape = tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
     else:
@@ -194,6 +198,6 @@ def _parse_value_range(body: str, text: str) -> tuple[float, float]:
         ) from None
     if not (low < high and math.isfinite(high - low)):
         raise InputError(
-            f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}"
+            f"the range {{{body}}} of {text!r} is empty: it runs from {low} up to but not including {high}"
         )
     return low, high

@@ -56,7 +56,7 @@ def build_input_specs(
     named = _group_symbols_by_name(tensors, shapes)
     if unknown := sorted(wishes.dims.keys() - set(named)):
         raise InputError(
-            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}"
+            f"the dim {unknown[0]!r} is not in any input: the dynamic dims are {', '.join(named) or 'none'}"
         )
     limits = find_program_bounds(program)
     hiding = find_attention_masks(program)
@@ -94,13 +94,13 @@ def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping
         return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
     if wish.dtype and wish.dtype != dtype_name(tensor.value):
         raise InputError(
-            f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}:"
-            " change one of them"
+            f"the input {wish.name!r} was declared as {wish.dtype}, but the program expects "
+            f"{dtype_name(tensor.value)}: change one of them"
         )
     if len(wish.shape) != len(sizes):
         raise InputError(
-            f"the input {wish.name!r} was given {len(wish.shape)} dims, but the program takes {len(sizes)}:"
-            f" {_format_sizes(sizes)}"
+            f"the input {wish.name!r} was declared with {len(wish.shape)} dims, but the program expects "
+            f"{len(sizes)}: {_format_sizes(sizes)}"
         )
     return [
         _match_dim(tensor, wish, index, dim, size)
@@ -112,17 +112,16 @@ def _match_dim(tensor: InputPlaceholder, wish: InputSpec, index: int, dim: Dim, 
     where = f"dim {index} of the input {wish.name!r}"
     if dim.name is not None and isinstance(size, int):
         raise InputError(
-            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({dim}), but the program has "
-            "the fixed"
-            f" size {size} there: write {size} in its place, or export the program again with a dynamic dim there"
+            f"the dim {dim.name!r} ({where}) was requested as dynamic ({dim}), but the program has the fixed size "
+            f"{size}: write {size} instead, or export the program again with that dim dynamic"
         )
     if dim.name is None and isinstance(size, str):
         raise InputError(
-            f"{where} was given the fixed size {dim.opt}, but it is dynamic in the program: give it a name and a range,"
-            f" such as n=1:{dim.opt}:{dim.opt}"
+            f"{where} was declared with the fixed size {dim.opt}, but it is dynamic in the program: give it a name "
+            f"and a range, such as n=1:{dim.opt}:{dim.opt}"
         )
     if dim.name is None and size != dim.opt:
-        raise InputError(f"{where} was given the size {dim.opt}, but the program takes {size}: write {size}")
+        raise InputError(f"{where} was declared with the size {dim.opt}, but the program expects {size}: write {size}")
     return dim.name or size
 
 
@@ -143,7 +142,7 @@ def _group_symbols_by_name(tensors: list[InputPlaceholder], shapes: list[Shape])
                 if (other := bearers.setdefault(expr, name)) != name:
                     raise InputError(
                         f"the dims {other!r} and {name!r} are always equal in the model (dim {index} of "
-                        f"{tensor.name!r}): give them one name"
+                        f"{tensor.name!r}): use one name for both"
                     )
     taken = set(bearers.values())
     fresh = (name for name in (f"d{count}" for count in range(10_000)) if name not in taken)
@@ -164,8 +163,8 @@ def _refuse_dependent_dims(bearers: dict[Any, str]) -> None:
         for other, its_name in bearers.items():
             if other != expr and other.free_symbols & expr.free_symbols:
                 raise InputError(
-                    f"the dims {name!r} ({expr}) and {its_name!r} ({other}) of the program depend on each other, which "
-                    "can't be said of an ONNX input: export it with one of them fixed"
+                    f"the dims {name!r} ({expr}) and {its_name!r} ({other}) of the program depend on each other, "
+                    "which an ONNX input can't express: export it with one of them fixed"
                 )
 
 
@@ -191,7 +190,7 @@ def _derive_range(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
-            # Every size is below this bound, so it is no limit.
+            # Every size is below this bound, so it does not limit anything.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high = upper
@@ -215,10 +214,10 @@ def _derive_range(
         else:
             best = example or max(low, DEFAULT_SIZES[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
-        source = source if high is not None else "nothing says more"
+        source = source if high is not None else "no known limit"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
-            f"the dim {wished} goes beyond the model's {low} to "
+            f"the dim {wished} exceeds the model's range {low} to "
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
         )
     top = max(low, wished.max if high is None else min(high, wished.max))
@@ -268,8 +267,7 @@ def _fit_ranges_to_guards(
             for size in (dim.opt, dim.min, dim.max):
                 if guard := guard_broken_at(size):
                     raise InputError(
-                        f"the dim {dim} holds the size {size}, at which the program's condition "
-                        f"{guard.text} "
+                        f"the dim {dim} contains the size {size}, at which the program's condition {guard.text} "
                         "fails: choose another"
                     )
             continue
@@ -283,7 +281,7 @@ def _fit_ranges_to_guards(
             else:
                 condition = "of its other dims"
             raise InputError(
-                f"no size of the dim {dim} meets the program's condition {condition}: state its range with --dim"
+                f"no size of the dim {dim} meets the program's condition {condition}: pass its range with --dim"
             )
         best[name] = opt
         low = _first_valid_size(range(dim.min, opt + 1), guard_broken_at) or opt
@@ -310,15 +308,15 @@ def _build_input_spec(
         name = tensor.name
     dtype = dtype_name(tensor.value)
     if dtype not in _DTYPES:
-        raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
+        raise InputError(f"the input {name!r} has the dtype {dtype}, which can't be exported: cast it inside the model")
     if wish:
         wished = wish.range
     else:
         wished = None
     if wished is not None and bound is not None and (wished[0] < bound.low or wished[1] > bound.high):
         raise InputError(
-            f"the input {name!r} was given the values {{{wished[0]}:{wished[1]}}}, but it indexes {bound.source!r}, "
-            f"which takes {{{bound.low}:{bound.high}}}"
+            f"the input {name!r} was declared with the values {{{wished[0]}:{wished[1]}}}, but it indexes "
+            f"{bound.source!r}, which accepts {{{bound.low}:{bound.high}}}"
         )
     if dtype == "bool":
         return InputSpec(name, dtype, shape, mask=hides)
@@ -328,6 +326,6 @@ def _build_input_spec(
     if not values[0] < values[1]:
         raise InputError(
             f"no value of the input {name!r} fits all the tables that it indexes (the smallest is "
-            f"{bound.source if bound else ''!r}): say which with {name}[...]{{LOW:HIGH}}"
+            f"{bound.source if bound else ''!r}): pass its values with {name}[...]{{LOW:HIGH}}"
         )
     return InputSpec(name, dtype, shape, values, mask=hides and wished is None and bound is None)

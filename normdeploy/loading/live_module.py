@@ -83,8 +83,8 @@ def from_module(
     """
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's"
-            " path"
+            f"expected a module, got {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's "
+            "path"
         )
     own = copy_module(unwrap_module(module), shared)
     wishes = parse_input_request(inputs, dims)
@@ -108,8 +108,8 @@ def unwrap_module(module: nn.Module) -> nn.Module:
             module = module.get_submodule("_orig_mod")
     if isinstance(module, torch.jit.ScriptModule):
         raise LoadError(
-            f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that"
-            " it was made from"
+            f"{type(module).__name__} is a TorchScript module, which torch.export does not accept: pass the module "
+            "that it was made from"
         )
     return module
 
@@ -140,8 +140,8 @@ def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
     except Exception as error:
         # An attribute of the user's module may raise any exception.
         raise LoadError(
-            f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
-            "place: remove what can't be copied from its attributes"
+            f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and a module is never "
+            "exported in place: remove the attributes that can't be copied"
         ) from error
 
 
@@ -174,18 +174,18 @@ def trace_module(
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
-        raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
+        raise InputError("dynamic dims were passed twice, as names in inputs and as dynamic_shapes: pass one of them")
     if dynamic_shapes is not None and not (args or kwargs):
         raise InputError(
-            "dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs"
+            "dynamic_shapes were passed without example arguments: also pass args or kwargs, or name the dims in inputs"
         )
     used = dynamic_dim_names(wishes.inputs)
     # Without any input, the example call reports the missing inputs instead.
     described = wishes.inputs or args or kwargs
     if described and (unknown := sorted(wishes.dims.keys() - set(used))):
         raise InputError(
-            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are"
-            f" {', '.join(dict.fromkeys(used)) or 'none'}"
+            f"the dim {unknown[0]!r} is not in any input: the dynamic dims are "
+            f"{', '.join(dict.fromkeys(used)) or 'none'}"
         )
     with record_buffer_assignments(module) as replaced:
         if args or kwargs:
@@ -242,7 +242,7 @@ def _export_widest(
         if _restore_range_names(str(first), wider, wishes) == str(error):
             raise
         tried = ", ".join(str(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
-        raise type(error)(f"{error}. Before, with {tried}: {first}") from first
+        raise type(error)(f"{error}. An earlier try with {tried} failed: {first}") from first
 
 
 def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest) -> str:
@@ -287,8 +287,8 @@ def export_narrowing(
         wishes = narrower
         in_steps = in_steps or asked_steps
     raise InputError(
-        f"{type(module).__name__} can't be exported with {', '.join(map(str, wishes.dims.values()))}: state"
-        " narrower ranges with --dim"
+        f"{type(module).__name__} can't be exported with {', '.join(map(str, wishes.dims.values()))}: pass narrower "
+        "ranges in dims"
     )
 
 
@@ -369,8 +369,8 @@ def _translate_export_failure(
     first = first_line(error)
     if "tree_name" in text:
         return InputError(
-            f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named"
-            " parameters, or fixed sizes"
+            f"{name} takes inputs as **kwargs, for which torch.export has no dynamic dims: declare named parameters "
+            "in forward, or pass fixed sizes"
         )
     if type(error).__name__ == "UserError" and "dynamic_shapes" in text:
         return InputError(f"the dynamic_shapes do not fit {name}: {first}")

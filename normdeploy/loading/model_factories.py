@@ -41,8 +41,7 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     if module_name.endswith(".py"):
         dotted = ".".join(Path(module_name.removesuffix(".py")).parts)
         raise InputError(
-            f"the model {model!r} names a file, and a module is wanted, as Python imports it: write"
-            f" {dotted}:{attribute}"
+            f"the model {model!r} names a file, but an importable module is expected: write {dotted}:{attribute}"
         )
     factory = import_user_module(module_name, f"the model {model!r}")
     for name in attribute.split("."):
@@ -54,7 +53,7 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
         factory = getattr(factory, name)
     if not isinstance(arguments, Mapping):
         raise InputError(
-            f"the arguments of {model} are a {describe_type(arguments)}; give them by name, as in {{'size': 3}}"
+            f"the arguments of {model} are a {describe_type(arguments)}; pass them by name, as in {{'size': 3}}"
         )
     require_factory_arguments(model, factory, arguments)  # type: ignore[arg-type]
     try:
@@ -67,9 +66,8 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
         ) from error
     if not isinstance(made, nn.Module):
         raise InputError(
-            f"{model} returned {describe_type(made)}, not a torch.nn.Module: name the class, or a function that "
-            "returns the"
-            " model"
+            f"{model} returned {describe_type(made)}, not a torch.nn.Module: pass the class, or a function that "
+            "returns the model"
         )
     return made
 
@@ -81,7 +79,7 @@ def describe_user_error(error: BaseException) -> str:
         The error and its line, with advice for known causes.
     """
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno} of {Path(error.filename or '').name} is no Python: {error.msg}"
+        return f"line {error.lineno} of {Path(error.filename or '').name} is not valid Python: {error.msg}"
     lines = traceback.extract_tb(error.__traceback__)
     last = next((line for line in reversed(lines) if _is_user_code(line.filename)), None)
     if last:
@@ -90,15 +88,17 @@ def describe_user_error(error: BaseException) -> str:
         where = ""
     if isinstance(error, SystemExit):
         return (
-            f"it ends the process{where}, as sys.exit and argparse do: put the lines of a script below"
-            " if __name__ == '__main__':"
+            f"it exits the process{where}, as sys.exit and argparse do: move the lines of a script below if __name__ "
+            "== '__main__':"
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"it imports {error.name!r}{where}, which is not here: install it, or run in the folder that has it"
+        return (
+            f"it imports {error.name!r}{where}, which can't be found: install it, or run in the folder that contains it"
+        )
     if isinstance(error, ImportError) and "relative import" in str(error):
         return (
-            f"it is part of a package and imports from it{where}: give a file beside the package that imports the"
-            " model, such as one with the line `from package.module import Net`"
+            f"it is part of a package and imports from it{where}: pass a file next to the package that imports the "
+            "model, for example with the line `from package.module import Net`"
         )
     return f"{type(error).__name__}: {error}{where}"
 
@@ -126,7 +126,7 @@ def import_user_module(name: str, purpose: str) -> Any:
     # The user's own code runs on import and may also end the process.
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
-        told = f"there is no module {name}; check the name, or run in the folder that has it"
+        told = f"module not found: {name}; check the name, or run in the folder that contains it"
         if absent:
             why = told
         else:
@@ -156,11 +156,11 @@ def require_factory_arguments(label: str, factory: Callable[..., Any], arguments
         unknown = sorted(arguments.keys() - known)
     problems = [
         f"{problem} {join_names([repr(name) for name in names], _SHOWN)}"
-        for problem, names in (("it needs", missing), ("it does not take", unknown))
+        for problem, names in (("it needs", missing), ("it does not accept", unknown))
         if names
     ]
     if problems:
         raise InputError(
-            f"{label}{signature} can't be called: {', and '.join(problems)}; give its arguments with --model-arg"
-            " NAME=VALUE"
+            f"{label}{signature} can't be called: {', and '.join(problems)}; pass its arguments with --model-arg "
+            "NAME=VALUE"
         )

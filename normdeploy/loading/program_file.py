@@ -58,10 +58,7 @@ def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
         more = f"\n  - and {len(findings.reasons) - 8} more"
     else:
         more = ""
-    return (
-        f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass"
-        " --trust"
-    )
+    return f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust its author, pass --trust"
 
 
 def _register_known_classes(names: Iterable[str]) -> None:
@@ -148,13 +145,16 @@ def explain_load_failure(path: Path, errors: list[BaseException]) -> str:
         return f"{unknown}: pass --import {name.rpartition('.')[0] or 'MODULE'} (the module that registers it)"
     if match := _SCHEMA.search(text):
         theirs, ours = (".".join(re.findall(r"\d+", part)) for part in match.groups())
-        other = f"{path} was saved by another torch: its format is {theirs}, and torch {torch.__version__} reads {ours}"
+        other = (
+            f"{path} was saved by another torch version: its format is {theirs}, but torch {torch.__version__} "
+            f"reads {ours}"
+        )
         return f"{other}; load and save it again with a torch that reads both"
     lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
     detail = f"{type(errors[0]).__name__}: {lines[-1] if lines else ''}"[:300]
     return (
-        f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch too far from"
-        f" {torch.__version__}"
+        f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch version too far from "
+        f"{torch.__version__}"
     )
 
 

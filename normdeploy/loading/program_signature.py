@@ -147,8 +147,8 @@ def find_placeholders(
             constants |= {(path, -1): argument.value for path in paths}
         else:
             raise InputError(
-                f"the program's input {argument.name!r} is a number whose value is open: export it with a tensor or a"
-                " fixed number there"
+                f"the program's input {argument.name!r} is a number without a fixed value: export it with a tensor "
+                "or a fixed number instead"
             )
     return tensors, constants
 
@@ -241,16 +241,16 @@ def describe_misnaming(names: Sequence[str], given: Sequence[str], what: str) ->
         message += f" (is {near[0]!r} meant?)"
     if len(given) != len(names):
         return (
-            f"{message}; use those names, or give all {len(names)} in their order under names of your own (given:"
-            f" {len(given)})"
+            f"{message}; use those names, or pass all {len(names)} in their order under any names (passed: "
+            f"{len(given)})"
         )
     moved = next((name for place, name in enumerate(given) if name in names and names.index(name) != place), "")
     if not moved:
-        return f"{message}; write it so, or give it a name that can't be taken for that"
+        return f"{message}; use that name, or a name that can't be confused with it"
     place = names.index(moved) + 1
     return (
-        f"{message}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input"
-        f" {place}: put it there"
+        f"{message}; all {len(names)} may have any names in their order, but {moved!r} is the name of input {place}: "
+        "move it there"
     )
 
 

@@ -51,7 +51,7 @@ def parse_python_source(source: str | Path) -> PythonFile | None:
         return None
     path = Path(match["file"])
     if not path.is_file():
-        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()})")
+        raise LoadError(f"file not found: {path}; check the path (relative to {Path.cwd()})")
     return PythonFile(path, match["name"] or "")
 
 
@@ -132,7 +132,7 @@ def _make_named_model(source: PythonFile, held: Mapping[str, Any], arguments: Ma
 
 def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if not callable(factory):
-        raise InputError(f"{label} is {type(factory).__name__}; name a torch.nn.Module, or a function that returns one")
+        raise InputError(f"{label} is {type(factory).__name__}; pass a torch.nn.Module, or a function that returns one")
     require_factory_arguments(label, factory, arguments)
     try:
         made = factory(**arguments)
@@ -140,7 +140,9 @@ def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.
     except (Exception, SystemExit) as error:
         raise InputError(f"{label} failed: {describe_user_error(error)}") from error
     if not isinstance(made, nn.Module):
-        raise InputError(f"{label} returned {type(made).__name__}, not a torch.nn.Module; name a function that does")
+        raise InputError(
+            f"{label} returned {type(made).__name__}, not a torch.nn.Module; pass a function that returns one"
+        )
     return made
 
 
@@ -158,8 +160,8 @@ def _module_names(held: Mapping[str, Any]) -> list[str]:
 def _require_only_module(path: Path, held: Mapping[str, Any]) -> str:
     names = _module_names(held)
     if not names:
-        raise InputError(f"{path} holds no torch.nn.Module; name a function that returns one, {path}:FUNCTION")
+        raise InputError(f"{path} defines no torch.nn.Module; pass a function that returns one, {path}:FUNCTION")
     if len(names) > 1:
         choices = join_names([f"{path}:{name}" for name in names], _SHOWN)
-        raise InputError(f"{path} holds {len(names)} modules; say which: {choices}")
+        raise InputError(f"{path} holds {len(names)} modules; choose one: {choices}")
     return names[0]

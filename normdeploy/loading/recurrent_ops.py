@@ -27,8 +27,8 @@ from ..errors import InputError
 Tensor = torch.Tensor
 
 PROJECTION = (
-    "an LSTM with proj_size, and ONNX has no projection of the state: train it with proj_size=0, or write it as a loop"
-    " over its steps"
+    "an LSTM with proj_size, but ONNX has no projection of the state: train it with proj_size=0, or write it as a "
+    "loop over its steps"
 )
 
 

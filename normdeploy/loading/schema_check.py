@@ -30,7 +30,7 @@ def require_schema(hint: Any, value: Any, where: str, path: Path) -> None:
         _require_type(hint, value, where)
     except (TypeError, RecursionError) as error:
         raise LoadError(
-            f"{path}: {error}; the file is damaged, or of a torch newer than {torch.__version__}"
+            f"{path}: {error}; the file is damaged, or was saved by a torch newer than {torch.__version__}"
         ) from error
 
 
@@ -60,7 +60,7 @@ def _require_type(hint: Any, value: Any, where: str) -> None:
     elif isinstance(hint, type):
         _require_instance(int if issubclass(hint, enum.IntEnum) else hint, value, where)
     else:
-        raise TypeError(f"{where} is of an unknown type {hint}")
+        raise TypeError(f"{where} has an unknown type {hint}")
 
 
 @functools.cache
@@ -80,5 +80,5 @@ def _require_fields(hint: Any, value: dict[str, Any], where: str) -> None:
 def _require_instance(wanted: Any, value: Any, where: str) -> Any:
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         names = " or ".join(t.__name__ for t in (wanted if isinstance(wanted, tuple) else (wanted,)))
-        raise TypeError(f"{where} is {value!r:.60}, where {names} is wanted")
+        raise TypeError(f"{where} is {value!r:.60}, but {names} is expected")
     return value

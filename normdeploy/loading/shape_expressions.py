@@ -86,7 +86,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 class DisallowedExpression(ValueError):
-    """Raised if an expression contains something that is not allowed; the message says what it is."""
+    """Raised if an expression contains a forbidden part; the message names the part."""
 
 
 def _parse_expression(text: str) -> ast.expr:

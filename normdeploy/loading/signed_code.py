@@ -94,7 +94,7 @@ class _HashedLoader(SourceFileLoader):
         source = self.get_data(self.path)
         if hashlib.sha256(source).hexdigest() != self.digest:
             raise InputError(
-                f"{self.path} is not the module of this name that was signed; give --model or --import, if you trust it"
+                f"{self.path} differs from the signed module of this name; if you trust it, pass --model or --import"
             )
         compiled: Any = compile(source, self.path, "exec", dont_inherit=True)
         assert isinstance(compiled, CodeType)

@@ -78,28 +78,28 @@ def find_state_dict(checkpoint: Any, key: str | None, path: Path) -> State | nn.
     while not _is_state_dict(state):
         depth += 1
         if depth > _DEEPEST:
-            raise LoadError(f"{path} holds weights more than {_DEEPEST} dicts deep; give the keys that lead to them")
+            raise LoadError(f"{path} contains weights more than {_DEEPEST} dicts deep; pass the keys that lead to them")
         if not isinstance(state, Mapping):
             raise LoadError(
-                f"{path} holds {describe_type(state)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of"
-                " tensors, or a dict that holds one"
+                f"{path} contains {describe_type(state)}{f' under {key!r}' if key else ''}, not weights: expected a "
+                "dict of tensors, or a dict that contains one"
             )
         barren: set[int] = set()
         candidates = [
             name for name, value in state.items() if _is_state_dict(value) or _contains_weights(value, barren)
         ]
         if any(str(name).endswith("._packed_params") for name in state):
-            raise LoadError(f"{path} holds weights that torch.ao has {PACKED}")
+            raise LoadError(f"{path} contains weights that torch.ao has {PACKED}")
         if _is_optimizer_state(state) or (not candidates and any(map(_is_optimizer_state, state.values()))):
             raise LoadError(
-                f"{path} holds the state of an optimizer and no weights: give the file with the model's state_dict"
+                f"{path} contains the state of an optimizer and no weights: pass the file with the model's state_dict"
             )
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({describe_type(value)})" for name, value in list(state.items())[:_SHOWN])
             if candidates:
-                problem = f"holds several sets of weights: {', '.join(map(repr, candidates))}"
+                problem = f"contains several sets of weights: {', '.join(map(repr, candidates))}"
             else:
-                problem = "holds no weights"
+                problem = "contains no weights"
             raise LoadError(f"{path} {problem}; choose with --key (in it: {inside})")
         state = state[candidates[0]]
     if isinstance(state, nn.Module):
@@ -129,8 +129,8 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
             return below
         if step is None:
             raise LoadError(
-                f"{path} holds nothing under the key {key!r}; there are:"
-                f" {join_names([repr(name) for name in names], _SHOWN) or 'no keys'}"
+                f"{path} has no key {key!r}; its keys are: "
+                f"{join_names([repr(name) for name in names], _SHOWN) or 'none'}"
             )
         value = value[step]
         rest = rest[len(step) + 1 :]
@@ -215,7 +215,7 @@ def fill_module(module: nn.Module, state: State, path: Path) -> list[str]:
         if names
     ]
     if problems:
-        shard = "; the file is one of several shards: give their index, *.index.json"
+        shard = "; the file is one of several shards: pass their index, *.index.json"
         raise LoadError(
             f"the weights of {path} do not fit {type(module).__name__}:\n  "
             + "\n  ".join(problems)
@@ -235,9 +235,8 @@ def _iter_unregistered_tensors(module: nn.Module) -> Iterator[str]:
     ]
     if unregistered:
         yield (
-            f"no state_dict holds {join_names(unregistered, _SHOWN)}, which are plain attributes: they keep the "
-            "values that"
-            " the factory gave them"
+            f"no state_dict contains {join_names(unregistered, _SHOWN)}, which are plain attributes: they keep the "
+            "values from the factory"
         )
 
 
@@ -267,12 +266,12 @@ def _select_model_state(state: State, own: Mapping[str, Any], path: Path) -> _Mo
         return _ModelState(state)
     if len(fitting) > 1:
         keys = ", ".join(prefix.removesuffix(".") for prefix in fitting)
-        raise LoadError(f"{path} holds the model {len(fitting)} times, under {keys}; choose with --key")
+        raise LoadError(f"{path} contains the model {len(fitting)} times, under {keys}; choose with --key")
     part = {name.removeprefix(fitting[0]): value for name, value in state.items() if name.startswith(fitting[0])}
     others = sorted(name for name in state if not name.startswith(fitting[0]))
     note = (
-        f"the weights are those of {fitting[0]}* in {path.name}; left out, as the model has no such tensors:"
-        f" {join_names(others, _SHOWN)}"
+        f"the weights are {fitting[0]}* in {path.name}; ignored, because the model has no such tensors: "
+        f"{join_names(others, _SHOWN)}"
     )
     return _ModelState(part, (note,))
 

@@ -67,9 +67,9 @@ def make_derivative_error(name: str) -> ExportError:
         The error.
     """
     return ExportError(
-        f"torch.export can't trace {name}: the trace would read constants without values, which a model makes that"
-        " differentiates in its forward (torch.func.grad, jvp, jacrev, torch.autograd.grad) or writes to a tensor's"
-        " .data; write the derivative out as operators, and change weights before the export"
+        f"torch.export can't trace {name}: the trace would read constants without values, because the model "
+        "differentiates in its forward (torch.func.grad, jvp, jacrev, torch.autograd.grad) or writes to a tensor's "
+        ".data; write the derivative as operators, and change weights before the export"
     )
 
 

@@ -53,9 +53,9 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             # Trust would not help: the class can't be found.
             raise LoadError(_describe_script_globals(path, lost)) from error
         raise TrustError(
-            f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may"
-            f" call {join_names(named)}. If you trust who made the file, pass --trust; safer is a file of weights alone"
-            " (torch.save(model.state_dict(), ...), with --model), or a program (torch.export.save)"
+            f"{path} is not loaded: it is a pickle that contains more than tensors, and unpickling would import and "
+            f"may call {join_names(named)}. If you trust its author, pass --trust; a file with only weights "
+            "(torch.save(model.state_dict(), ...), with --model) or a program (torch.export.save) is safer"
         ) from error
     except Exception as error:
         # torch's errors for a broken file share no base class: RuntimeError, EOFError, ValueError, and others.
@@ -66,11 +66,10 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
 
 def _describe_script_globals(path: Path, names: Sequence[str]) -> str:
     return (
-        f"{path} holds objects of classes that were defined in the notebook or script that saved it "
-        f"({join_names(names)}),"
-        " and no other process finds them: save the weights there, torch.save(model.state_dict(), 'weights.pt'), put"
-        " the model's class into a file, net.py, and give weights.pt with --model net:CLASS; or save the program with"
-        " torch.export.save"
+        f"{path} contains objects of classes defined in the notebook or script that saved it ({join_names(names)}), "
+        "and no other process can find them: save the weights there, torch.save(model.state_dict(), 'weights.pt'), "
+        "put the model's class into a file, net.py, and pass weights.pt with --model net:CLASS; or save the program "
+        "with torch.export.save"
     )
 
 
@@ -87,8 +86,8 @@ def unpickle_fully(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=False)
     except ModuleNotFoundError as error:
         raise LoadError(
-            f"{path} holds a whole model whose class is in the module {error.name!r}, which can't be imported here: run"
-            " in the folder that has it, or pass --import with the module that defines the class"
+            f"{path} contains a whole model whose class is in the module {error.name!r}, which can't be imported "
+            "here: run in the folder that contains it, or pass --import with the module that defines the class"
         ) from error
     except AttributeError as error:
         lost = _LOST.search(str(error))
@@ -97,8 +96,8 @@ def unpickle_fully(path: Path) -> Any:
         else:
             what = "a class that its module"
         raise LoadError(
-            f"{path} holds {what} does not define here{'' if lost else f' ({first_line(error)})'}: run with the code"
-            " that saved it, or save the state_dict there and give it with --model"
+            f"{path} contains {what} does not define here{'' if lost else f' ({first_line(error)})'}: run with the "
+            "code that saved it, or save the state_dict there and pass it with --model"
         ) from error
     except Exception as error:
         raise LoadError(f"{path} can't be unpickled: {type(error).__name__}: {first_line(error)}") from error

@@ -59,7 +59,7 @@ def read_torchscript(path: Path) -> ScriptWeights:
     with open_torch_archive(path) as archive:
         root = archive_root(archive)
         if f"{root}/byteorder" in archive.namelist() and read_entry(archive, f"{root}/byteorder", path) != b"little":
-            raise LoadError(f"{path} was saved on a big-endian machine; save it on one like this")
+            raise LoadError(f"{path} was saved on a big-endian machine; save it on a little-endian machine")
         try:
             tree = _ScriptUnpickler(archive, root, path).load()
         except TrustError:
@@ -72,8 +72,8 @@ def read_torchscript(path: Path) -> ScriptWeights:
         weights = _collect_weights(tree, archive, root, path)
     if not weights.parameters and not weights.buffers:
         raise LoadError(
-            f"{path} holds no weights: torch.jit.freeze has written them into its code; save the module before it is"
-            " frozen"
+            f"{path} contains no weights: torch.jit.freeze wrote them into its code; save the module before it is "
+            "frozen"
         )
     return weights
 
@@ -150,11 +150,11 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
         visited += 1
         if visited > _MOST:
             raise LoadError(
-                f"{path} holds more than {_MOST} modules, counted by their paths: no model is so large, the file is"
-                " hostile"
+                f"{path} contains more than {_MOST} modules, counted by their paths: no model is that large, so the "
+                "file is malicious"
             )
         if len(around) > _DEEPEST:
-            raise LoadError(f"{path} holds modules {_DEEPEST} deep in each other: no model does, the file is hostile")
+            raise LoadError(f"{path} nests modules {_DEEPEST} deep: no model does, so the file is malicious")
         # Skip a module that contains itself.
         if not isinstance(item, _ScriptObject) or id(item) in around:
             continue

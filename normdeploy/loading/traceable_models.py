@@ -138,7 +138,7 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
     cache = getattr(made, "past_key_values", None)
     if cache is None:
         raise InputError(
-            f"{type(model).__name__} gives no past_key_values, so there is no past to export; leave -with-past out"
+            f"{type(model).__name__} returns no past_key_values, so there is no past to export; omit -with-past"
         )
     return cache
 
@@ -186,8 +186,8 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
 def _require_encoder(model: nn.Module) -> nn.Module:
     if not getattr(model.config, "is_encoder_decoder", False) or not hasattr(model, "get_encoder"):
         raise InputError(
-            f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out. A decoder with its"
-            " past is one file: --task text-generation-with-past"
+            f"{type(model).__name__} is not an encoder-decoder, so it has no parts; omit --part. A decoder with its "
+            "past is one file: pass --task text-generation-with-past"
         )
     return model.get_encoder()  # type: ignore[operator, no-any-return]
 
@@ -283,8 +283,8 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     tokens = stated.get(new, known - past)
     if past < 0 or tokens < 1 or past + tokens > known:
         raise InputError(
-            f"past and {new} together have at most the {known} positions of the model, and {past} and {tokens} were to"
-            " be allowed: state smaller ones with --dim"
+            f"past and {new} together may have at most the model's {known} positions, but {past} and {tokens} were "
+            "requested: pass smaller ones with --dim"
         )
     shared = {"past": f"0:{min(8, past)}:{past}", new: f"1:{min(8, tokens)}:{tokens}"}
     return ranges | {name: text for name, text in shared.items() if name not in stated}

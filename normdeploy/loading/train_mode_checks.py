@@ -149,17 +149,14 @@ def require_eval(module: nn.Module, mend: bool) -> None:
         parts = _set_eval_mode(module, parts)
         if parts:
             raise TrainingModeError(
-                f"the training flag of {_describe_parts(module, parts)} can't be set to False: do it before the "
-                "model is"
-                " saved or exported"
+                f"the training flag of {_describe_parts(module, parts)} can't be set to False: set it before the "
+                "model is saved or exported"
             )
     if parts:
         raise TrainingModeError(
-            f"{_describe_parts(module, parts)} {'is' if len(parts) == 1 else 'are'} in training mode: the "
-            "export would hold "
-            "batch statistics or random dropout. "
-            "Call .eval() before (it does not reach plain objects: set their training flag to False), or pass --eval"
-            " (eval=True in Python)"
+            f"{_describe_parts(module, parts)} {'is' if len(parts) == 1 else 'are'} in training mode: the export "
+            "would hold batch statistics or random dropout. Call .eval() first (it does not reach plain objects: set "
+            "their training flag to False), or pass --eval (eval=True in Python)"
         )
 
 

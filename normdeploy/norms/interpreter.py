@@ -233,7 +233,9 @@ def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
         first = axis - o.rank_of(x)
     if first >= 0:
         rank = axis - first
-        raise ValueError(f"axis {axis} of a tensor of rank {rank}: it must lie between {-rank} and {rank - 1}")
+        raise ValueError(
+            f"axis {axis} is out of range for a tensor of rank {rank}: it must be between {-rank} and {rank - 1}"
+        )
     return range(first, 0)
 
 

@@ -178,8 +178,8 @@ def all_third_party_norms() -> tuple[ThirdPartyNorm, ...]:
             other = guests.setdefault(one.row.op, one)
             if other is not one:
                 raise one.extension.make_error(
-                    f"has an op {one.row.op!r}, and so has the package {other.row.package!r}; TensorRT goes by the name"
-                    " alone"
+                    f"has an op {one.row.op!r}, but the package {other.row.package!r} has an op of the same "
+                    "name, and TensorRT looks up ops by name only"
                 )
     return tuple(guests.values())
 
@@ -211,14 +211,14 @@ def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
     domain = extension.name
     if _is_reserved_domain(domain):
         raise extension.make_error(
-            f"has the domain {domain!r}, which is taken: the name of the entry point is the domain"
+            f"has the domain {domain!r}, which is reserved: the name of the entry point is the domain"
         )
     if not _DOMAIN.fullmatch(domain):
-        raise extension.make_error(f"has the domain {domain!r}; one is of letters, digits, _ and dots")
+        raise extension.make_error(f"has the domain {domain!r}; use only letters, digits, _ and dots")
     guests: dict[str, ThirdPartyNorm] = {}
     for norm in several:
         if norm.op in guests:
-            raise extension.make_error(f"has two ops {norm.op!r}")
+            raise extension.make_error(f"has two ops named {norm.op!r}")
         guests[norm.op] = ThirdPartyNorm(build_row(extension, norm), norm, extension)
     return guests
 
@@ -268,21 +268,21 @@ def _describe_contract_error(norm: GuestNorm) -> str | None:
     """Describe how the norm breaks the contract; None if it does not."""
     words = [norm.op, norm.kind, *_as_word_list(norm.inputs), *_as_word_list(norm.attributes)]
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in words):
-        return f": its names are {words!r:.160}; each is a word of letters, digits and _"
+        return f": its names are {words!r:.160}; each must consist of letters, digits and _"
     if not isinstance(norm.inputs, tuple) or norm.inputs != _ROLES[: len(norm.inputs)] or not norm.inputs:
-        return f": its inputs are {norm.inputs!r}; they are (X), (X, scale) or (X, scale, bias), a tuple of texts"
+        return f": its inputs are {norm.inputs!r}; expected a tuple: (X), (X, scale) or (X, scale, bias)"
     if not isinstance(norm.attributes, tuple) or len({*norm.attributes}) < len(norm.attributes):
-        return f": its attributes are {norm.attributes!r}; they are a tuple of different names"
+        return f": its attributes are {norm.attributes!r}; expected a tuple of distinct names"
     if owner := _owner_of_name(norm.op):
-        return f": that name is taken, {owner} has it; choose another"
+        return f": that name belongs to {owner}; choose another"
     if not isinstance(norm.body, str | onnx.FunctionProto):
-        return f": its body is a {type(norm.body).__name__}; it is a text or an onnx.FunctionProto"
+        return f": its body is a {type(norm.body).__name__}; expected a str or an onnx.FunctionProto"
     if not callable(norm.form):
-        return f": its form is a {type(norm.form).__name__}; it is a function (norm, writer)"
+        return f": its form is a {type(norm.form).__name__}; expected a function (norm, writer)"
     if type(norm.since) is not int or not 17 <= norm.since <= onnx.defs.onnx_opset_version():
-        return f": its opset is {norm.since!r}; it is 17 to {onnx.defs.onnx_opset_version()}"
+        return f": its opset is {norm.since!r}; expected 17 to {onnx.defs.onnx_opset_version()}"
     if norm.plugin is not None and not isinstance(norm.plugin, GuestPlugin):
-        return f": its plugin is a {type(norm.plugin).__name__}; it is a GuestPlugin"
+        return f": its plugin is a {type(norm.plugin).__name__}; expected a GuestPlugin"
     return None
 
 
@@ -310,22 +310,26 @@ def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str | Non
     held = (function.name, function.domain, tuple(function.input), tuple(function.output), {*function.attribute})
     for what, mine, its in zip(("name", "domain", "inputs", "outputs", "attributes"), wanted, held, strict=True):
         if mine != its:
-            return f"has the {what} {its!r}, and the op {mine!r}"
+            return f"has the {what} {its!r}, but the op has {mine!r}"
     if function.attribute_proto:
-        return f"has a default for {function.attribute_proto[0].name!r}; nodes give every attribute"
+        return (
+            f"has a default for {function.attribute_proto[0].name!r}; remove it, because each node passes every "
+            "attribute"
+        )
     made = {*function.input}
     for node in function.node:
         if node.domain or not onnx.defs.has(node.op_type, max_inclusive_version=row.since, domain=""):
             return (
-                f"calls {node.domain + '.' if node.domain else ''}{node.op_type}, no standard op of opset {row.since}"
+                f"calls {node.domain + '.' if node.domain else ''}{node.op_type}, which is not a standard "
+                f"op of opset {row.since}"
             )
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             return f"has control flow ({node.op_type})"
         if strange := [i for i in node.input if i and i not in made]:
-            return f"reads {strange[0]!r}, which nothing before it makes"
+            return f"reads {strange[0]!r}, which no earlier node computes"
         if strange := [a.ref_attr_name for a in node.attribute if a.ref_attr_name and a.ref_attr_name not in wanted[4]]:
-            return f"reads the attribute {strange[0]!r}, which the op has not"
+            return f"reads the attribute {strange[0]!r}, which the op does not have"
         made |= {*node.output}
     if strange := [o for o in function.output if o not in made]:
-        return f"does not make {strange[0]!r}"
+        return f"does not compute {strange[0]!r}"
     return None

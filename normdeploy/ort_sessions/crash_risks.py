@@ -136,7 +136,7 @@ def _abbreviate_risks(risks: list[str]) -> list[str]:
 def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
     """List the nodes that end the process if a tensor that they read has no element."""
     return [
-        f"{node_label(node)} may be given a tensor without an element"
+        f"{node_label(node)} may get a tensor without an element"
         for body in (model.graph, *model.functions)
         for node in nodes_with_bodies(body.node)
         if qualified_op(node) in _NEED_ELEMENTS
@@ -193,7 +193,7 @@ def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
                 name = ""
             known = dims.get(name)
             if name and (known is None or len(known) < least):
-                risks.append(f"{node_label(node)} may be given {escape_line(name)!r} with less than {least} dims")
+                risks.append(f"{node_label(node)} may get {escape_line(name)!r} with fewer than {least} dims")
     return risks
 
 
@@ -240,7 +240,7 @@ class _RiskScope:
         if zero:
             return f"has {zero[0]} and divides by it"
         if qualified_op(node) == "com.microsoft.Inverse":
-            return "inverts what may be no square matrix"
+            return "inverts a matrix that may not be square"
         if qualified_op(node) == "ai.onnx.ml.FeatureVectorizer" and any(n < 0 for a in node.attribute for n in a.ints):
             return "has a negative size in inputdimensions"
         if not is_standard(node):
@@ -248,7 +248,7 @@ class _RiskScope:
         if node.op_type in {"Div", "Mod"} and len(node.input) == 2:
             return self._describe_division_risk(node)
         if node.op_type == "STFT" and len(node.input) > 3 and self._may_contain(node.input[3], 0):
-            return "takes frames of as many samples as an input says, which may be 0"
+            return "has a frame length from an input, which may be 0"
         if node.op_type == "SplitToSequence" and len(node.input) > 1 and self._may_contain(node.input[1], 0):
             return "splits into parts of a size that may be 0"
         stated = {a.name: a.i for a in node.attribute}
@@ -266,7 +266,7 @@ class _RiskScope:
         least = [np.iinfo(t).min for t in (np.int32, np.int64)]
         if not self._may_contain(node.input[1], -1) or not any(self._may_contain(node.input[0], n) for n in least):
             return ""
-        return f"may divide the least integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
+        return f"may divide the smallest integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
 
     def _may_contain(self, name: str, number: int) -> bool:
         """Return whether a value may have ``number`` as an element.

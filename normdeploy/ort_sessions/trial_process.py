@@ -122,8 +122,8 @@ class TrialProcess:
             name = signal.Signals(-code).name
             risks = self._risks or [self._find_crashing_node(feeds)]
             self._crash = (
-                f"onnxruntime ends its process here ({name}): {'; '.join(risks)}; change the node, or give inputs"
-                " on which it does not"
+                f"onnxruntime crashes here ({name}): {'; '.join(risks)}; change the node, or pass inputs on which it "
+                "does not"
             )
             raise RuntimeCrash(self._crash)
 
@@ -159,7 +159,7 @@ class TrialProcess:
         survives = 0
         ends = len(proto.graph.node)
         if not crashes_within(ends):
-            return "a node that was not found"
+            return "a node that could not be found"
         while ends - survives > 1:
             middle = (survives + ends) // 2
             if crashes_within(middle):

@@ -68,5 +68,5 @@ def widen_node(node: onnx.NodeProto) -> None:
             a.t.CopyFrom(onnx.numpy_helper.from_array(initializer_values(a.t).astype("float32")))
         if any(t.data_type in _HALVES for body in attribute_graphs(a) for t in body.initializer):
             raise GraphError(
-                f"{node.op_type} {node.name!r} has half precision in its body, which is not taken apart here"
+                f"{node.op_type} {node.name!r} has half precision in its body, which is not supported here"
             )

@@ -66,11 +66,14 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
         if node.op_type in _TURNED and (read := view.floating_inputs(i)) and is_standard(node):
             seen = view.ranges.get(read[0])
             if counted.issuperset(read):
-                why = f"angles made of positions: at {1 / view.form.unit_roundoff:.0f} neighbours are one {kind} number"
+                why = (
+                    f"angles computed from positions: at {1 / view.form.unit_roundoff:.0f}, adjacent "
+                    f"positions round to the same {kind} number"
+                )
                 yield ExactArgument(i, "positions", why, None, *_upstream_nodes(view, [i]))
             elif plain.issuperset(read) or (products.issuperset(read) and (seen is None or seen.magnitude > _TURN)):
                 why = (
-                    f"angles made of an input: in {kind} an angle of 1000 would be off by "
+                    f"angles computed from an input: in {kind}, an angle of 1000 would have an error of "
                     f"{1000 * view.form.unit_roundoff:.2g}"
                 )
                 yield ExactArgument(
@@ -83,7 +86,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                 name = ""
             # The scales are computed, or an input of the graph.
             if name in view.floating_tensors and name not in view.constants:
-                why = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"
+                why = f"{node.op_type} reads float32 scales, and the size of its result depends on their exact values"
                 maker = view.producer.get(name)
                 made, inputs = ((), (name,)) if maker is None else _upstream_nodes(view, [maker])
                 yield ExactArgument(i, "scales", why, None, made, inputs)

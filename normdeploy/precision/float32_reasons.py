@@ -80,20 +80,20 @@ def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
     """Find a reason in the node's op."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
-        return "control flow", made, "a body of control flow is left in float32 as a whole", None
+        return "control flow", made, "all nodes in a body of control flow stay float32", None
     if node.op_type in DEFAULT or is_managed_op(node.domain, node.op_type):
         return "norm", node.input[0], "its statistics are float32", None
     if node.op_type in REDUCTIONS:
         return (
             "statistics",
             node.input[0],
-            "it adds up, and runtimes differ in what they add up half precision in",
+            "it computes a sum, and runtimes accumulate half precision in different types",
             None,
         )
     if node.op_type in _REFUSED[view.form.name]:
-        return "no half form", made, f"TensorRT takes no {node.op_type} in {view.form.dtype.name}", None
+        return "no half form", made, f"TensorRT does not support {node.op_type} in {view.form.dtype.name}", None
     if not _has_half_kernel(view, node):
-        return "no half form", made, f"ONNX has no {view.form.dtype.name} form of it at opset {view.opset}", None
+        return "no half form", made, f"ONNX does not define it for {view.form.dtype.name} at opset {view.opset}", None
     return None
 
 
@@ -171,7 +171,7 @@ def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | N
             return (
                 "constant",
                 name,
-                f"{name!r} reaches {magnitude:.3g}, {name_of} ends at {form.largest:.5g}",
+                f"{name!r} reaches {magnitude:.3g}, but the largest {name_of} number is {form.largest:.5g}",
                 magnitude,
             )
         small = magnitude
@@ -183,7 +183,7 @@ def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | N
             return (
                 "constant",
                 name,
-                f"{name!r} is {small:.3g}, which in {name_of} is {becomes:.3g}, below its normal numbers",
+                f"{name!r} is {small:.3g}, which rounds to {becomes:.3g} in {name_of}, below its normal numbers",
                 magnitude,
             )
     return None
@@ -206,7 +206,7 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
         seen = view.ranges.get(node.output[0])
         exact = 1 / view.form.unit_roundoff
         if seen is not None and seen.magnitude > exact:
-            why = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
+            why = f"integers; {view.form.dtype.name} represents all of them only up to {exact:.0f}"
             return "range", node.output[0], why, seen.magnitude
     return None
 
@@ -230,9 +230,11 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
     kind = view.form.dtype.name
     largest = view.form.largest
     if np.isfinite(magnitude) and magnitude > largest / HEADROOM:
-        return f"near the end of {kind}, {largest:.5g}: inputs that were not seen need a margin of {HEADROOM:.0f}"
+        return (
+            f"near the largest {kind} number, {largest:.5g}: inputs beyond the samples need a margin of {HEADROOM:.0f}"
+        )
     if 0 < seen.magnitude < view.form.smallest:
-        return f"below the normal numbers of {kind}, which begin at {view.form.smallest:.3g}"
+        return f"below the normal numbers of {kind}, which start at {view.form.smallest:.3g}"
     return None
 
 
@@ -269,6 +271,4 @@ def float32_reason(view: PrecisionView, i: int, carried: Collection[str], author
     """
     node = view.graph.node[i]
     why = _reason_by_op(view, node) or _reason_by_constant(view, node) or _reason_by_range(view, node, carried)
-    return why or (
-        ("as written", node.output[0], "the file itself casts to float32 before it", None) if i in author else None
-    )
+    return why or (("as written", node.output[0], "the file casts to float32 before it", None) if i in author else None)

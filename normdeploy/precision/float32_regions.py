@@ -71,14 +71,14 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
         if what == "log-sigmoid":
             why = "the sigmoid of a large negative number is 0"
         else:
-            why = "1 + x loses what is below a unit of 1"
+            why = "1 + x loses digits of a small x"
         island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
             # This reason is better than that the type has no such op.
             kept[i] = island
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
-        why = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
+        why = f"{form} rounds {name!r}, which is visible after a softmax of values up to {magnitude:.3g}"
         kept.setdefault(i, Float32Region("logits", node.op_type, module_path(node), name, why, magnitude))
 
 

@@ -77,7 +77,7 @@ def convert_to_half(
         GraphError: the type of a tensor can't be inferred.
     """
     if to not in FORMATS:
-        raise InputError(f"there is no precision {to!r}; choose one of {', '.join(FORMATS)}")
+        raise InputError(f"unknown precision {to!r}; choose one of {', '.join(FORMATS)}")
     form = FORMATS[to]
     to = form.name
     proto, notes = prepare_for_half(proto, form)
@@ -90,7 +90,7 @@ def convert_to_half(
     _replace_initializers(proto.graph, {name: v for name, (v, _) in masked.arrays.items()})
     view.__dict__.pop("constants", None)
     notes += [
-        f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now"
+        f"{name!r} is only a mask: {low:.3g} is out of range for {to} and became {v.min():.5g}"
         for name, (v, low) in masked.arrays.items()
     ]
     ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
@@ -117,7 +117,7 @@ def convert_to_half(
     ends = _io_types(proto)
     if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:
         notes.append(
-            f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file"
+            f"no node became {form.dtype.name}: every node stays float32, and no engine will be built from the file"
         )
     _record_conversion(proto, to, keep_io, ends)
     _validate_types(proto)
@@ -191,11 +191,11 @@ def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
     stated = next((name for name, kind in view.types.items() if kind == other), None)
     if stated is not None:
         raise InputError(
-            f"{stated!r} is {TensorProto.DataType.Name(other).lower()} already, {form.name} was asked for; convert the"
-            " float32 model"
+            f"{stated!r} is already {TensorProto.DataType.Name(other).lower()}, but {form.name} was requested; "
+            "convert the float32 model"
         )
     if not any(kind == TensorProto.FLOAT for kind in view.types.values()):
-        raise InputError(f"nothing in the model is float32, so there is nothing to make {form.name} of")
+        raise InputError(f"the model has no float32 tensors to convert to {form.name}")
 
 
 def _replace_initializers(graph: onnx.GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
@@ -230,14 +230,14 @@ def _calibrate_ranges(
             0,
             "",
             [
-                f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate"
-                " in.npz"
+                f"not calibrated, so only constants and op types were considered: {error}; pass inputs "
+                "with --calibrate in.npz"
             ],
         )
     if inputs:
         guessed = ""
     else:
-        guessed = "; the file does not say what values its inputs take: give some with --calibrate in.npz"
+        guessed = "; the file does not specify the ranges of its inputs: pass samples with --calibrate in.npz"
     return len(fit), "generated", [f"calibrated on generated inputs{guessed}"] if guessed else []
 
 
@@ -263,13 +263,13 @@ def _float32_inputs_and_outputs(
         for name in sorted(inputs)
     ]
     notes += [
-        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g};"
-        f" {stay}"
+        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, but the largest {view.form.name} number "
+        f"is {view.form.largest:.5g}; {stay}"
         for name in sorted(outputs)
     ]
     notes += [
-        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is made of the input {name!r}: {a.reason};"
-        f" {stay}"
+        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is computed from the input "
+        f"{name!r}: {a.reason}; {stay}"
         for name, a in sorted(digits.items())
         if name not in inputs
     ]
@@ -319,7 +319,7 @@ def _validate_types(proto: onnx.ModelProto) -> None:
         onnx.shape_inference.infer_shapes(_copy_skeleton(proto), check_type=True, strict_mode=True)
     except Exception as error:
         raise GraphError(
-            f"half precision could not be written: {' '.join(str(error).split())[:300]}; leave --precision out"
+            f"conversion to half precision failed: {' '.join(str(error).split())[:300]}; omit --precision"
         ) from error
 
 

@@ -38,9 +38,9 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
     shadow = next((f.name for f in proto.functions if f.domain in STANDARD and is_clashing(f)), None)
     if shadow is not None:
         raise GraphError(
-            f"the file has a function {shadow!r} in ONNX's own domain, and runtimes don't agree whether it or ONNX's op"
-            " of that name counts, so half precision can't be written; rename the function, or put it into a domain of"
-            " its own"
+            f"the file has a function named {shadow!r} in ONNX's own domain. Runtimes disagree on whether it or "
+            "ONNX's op of that name applies, so the file can't be converted to half precision; rename the "
+            "function or move it to another domain"
         )
     notes: list[str] = []
     foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
@@ -62,12 +62,13 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):
         if stuck := ops_needing_conversion(proto, _NEWER):
             notes.append(
-                f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32"
+                f"{stuck[0]} has another meaning at opset {_NEWER}: ops that support bfloat16 only from "
+                "that opset stay float32"
             )
         else:
             notes.append(
-                f"the file has opset {_NEWER} now, the first in which "
-                f"{', '.join(_ops_gaining_type(proto, form))} may be bfloat16"
+                f"the opset of the file was raised to {_NEWER}, the first that supports bfloat16 for "
+                f"{', '.join(_ops_gaining_type(proto, form))}"
             )
             proto = raise_opset_number(proto, _NEWER)
     return proto, notes
@@ -109,7 +110,8 @@ def tensor_elem_types(proto: onnx.ModelProto) -> dict[str, int]:
         for name in node.output:
             if name and name not in types and not is_standard(node):
                 raise GraphError(
-                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so"
-                    " half precision can't be written around it; state it in the file's value_info"
+                    f"the type of {name!r}, an output of {node.domain}.{node.op_type} {node.name!r}, is "
+                    "unknown, so the file can't be converted to half precision; add it to the file's "
+                    "value_info"
                 )
     return types

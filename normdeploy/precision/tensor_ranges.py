@@ -115,7 +115,7 @@ def name_failing_sample(number: int) -> Iterator[None]:
     # onnxruntime's exceptions share no base class.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"the model does not run on calibration sample {number}: {reason}") from error
+        raise InputError(f"the model failed to run on calibration sample {number}: {reason}") from error
 
 
 def input_ranges(samples: Samples) -> dict[str, TensorRange]:
@@ -158,8 +158,7 @@ def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: S
     largest = max(sizes, key=lambda name: sizes[name], default="")
     if sizes.get(largest, 0) > 4 * _LARGEST:
         raise InputError(
-            f"{largest!r} has {sizes[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are"
-            " generated"
+            f"{largest!r} has {sizes[largest] // 4} elements; the limit for generated inputs is {_LARGEST}"
         )
 
 
@@ -261,8 +260,7 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
     initializers = {t.name for t in proto.graph.initializer}
     if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
         raise InputError(
-            f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a"
-            " tensor"
+            f"input {other!r} is a sequence, an optional or has no type, so it can't be calibrated; make it a tensor"
         )
     wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
     optional = initializers & set(wanted)
@@ -274,13 +272,13 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
             if missing:
                 complaint = f"lacks {missing}"
             else:
-                complaint = f"has {unknown}, which the model does not take"
-            raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
+                complaint = f"has {unknown}, which are not inputs of the model"
+            raise InputError(f"calibration sample {number} {complaint}; expected inputs: {sorted(wanted)}")
         for name, array in sample.items():
             if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):
                 raise InputError(
-                    f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype};"
-                    " convert it"
+                    f"calibration sample {number}: input {name!r} is {array.dtype}, but the model expects "
+                    f"{wanted[name]}; convert it"
                 )
         cast.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
     return cast
@@ -298,7 +296,7 @@ def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
         InputError: the inputs are too large to generate them unasked.
     """
     if (usual := _element_count(specs, {})) > _GENERATED:
-        raise InputError(f"the inputs have {usual} elements; at most {_GENERATED} are generated")
+        raise InputError(f"the inputs have {usual} elements; the limit for generated inputs is {_GENERATED}")
     dims = {d.name: d for spec in specs for d in spec.shape if d.name is not None}
     sizes: list[dict[str, int]] = [{}, {}, {name: d.min for name, d in dims.items()}]
     every = {name: d.max for name, d in dims.items()}

@@ -207,7 +207,7 @@ class Arithmetic(Sampler):
             self._require_nonzero(y)
             if (y.a == 0).any():
                 if not y.data:
-                    raise NotProved(ProofFailure.SIGN, "it divides by a constant of zero")
+                    raise NotProved(ProofFailure.SIGN, "it divides by a constant 0")
                 raise RedrawRows(None, ())
             made = self.gf.inverse(y.a)
         with np.errstate(all="ignore"):
@@ -249,7 +249,7 @@ class Arithmetic(Sampler):
             if not y.sized:
                 raise NotProved(ProofFailure.SIGN, "it divides by a constant that may be zero")
             elif y.size is None:
-                raise NotProved(ProofFailure.SIZE, "it divides by a number made of sizes that may be zero")
+                raise NotProved(ProofFailure.SIZE, "it divides by an expression of sizes that may be zero")
             elif not y.size.is_positive:
                 self.zeros.append(y.size)
             return
@@ -267,7 +267,7 @@ class Arithmetic(Sampler):
                     if radicand.w.sign != POSITIVE:
                         self.divided |= {i}
                     return
-        raise NotProved(ProofFailure.SIGN, "it divides by what may be zero")
+        raise NotProved(ProofFailure.SIGN, "it divides by a value that may be zero")
 
     def sum_over(self, x: Value, axes: Sequence[int]) -> Value:
         """Sum over axes; they stay as axes of size 1.
@@ -355,7 +355,7 @@ class Arithmetic(Sampler):
             self.plan.sum_over(atom)
         own = [atom for atom in atoms if axis_identity(atom) in fixed]
         if any(self.plan.is_sampled(atom) for atom in own):
-            raise NotProved(ProofFailure.LIMIT, "it sums over rows that are divided by statistics of their own")
+            raise NotProved(ProofFailure.LIMIT, "it sums over rows with different denominators")
         return math.prod(self.plan.point_count(atom) for atom in own)
 
     def _sum_slot(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:

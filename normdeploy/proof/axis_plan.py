@@ -118,7 +118,10 @@ class AxisPlan:
             else next((n for n, size in self.named.items() if size == atom), None)
         )
         if n is None:
-            raise NotProved(ProofFailure.SIZE, f"a constant has {atom} places, which no file says")
+            raise NotProved(
+                ProofFailure.SIZE,
+                f"a constant has {atom} elements along an axis, but the file does not specify this size",
+            )
         return n
 
     def atoms_of(self, size: Size) -> Atoms:
@@ -142,7 +145,7 @@ class AxisPlan:
             NotProved: the axis is already split or joined, or the plan has too many cuts.
         """
         if atom in self.cuts or atom in self.joins or len(self.cuts) >= _CUTS:
-            raise NotProved(ProofFailure.LAYOUT, f"an axis of {atom} is cut in more than one way")
+            raise NotProved(ProofFailure.LAYOUT, f"an axis of size {atom} is split in more than one way")
         self.cuts[atom] = (first, second)
         raise RestartEvaluation
 
@@ -157,7 +160,7 @@ class AxisPlan:
         if known == parts:
             return
         if known is not None or size in self.cuts or len(self.joins) >= _CUTS:
-            raise NotProved(ProofFailure.LAYOUT, f"an axis of {size} is put together in more than one way")
+            raise NotProved(ProofFailure.LAYOUT, f"an axis of size {size} is concatenated in more than one way")
         self.joins[size] = parts
         raise RestartEvaluation
 
@@ -267,7 +270,8 @@ class AxisPlan:
             return
         if max(more.values()) > _MOST:
             raise NotProved(
-                ProofFailure.LIMIT, f"it is of degree {max(more.values()) - 2}; sizes are proved up to {_MOST - 2}"
+                ProofFailure.LIMIT,
+                f"its polynomial degree is {max(more.values()) - 2}; sizes are proved up to degree {_MOST - 2}",
             )
         self.points |= more
         self._restart_if_grown()
@@ -293,20 +297,20 @@ class AxisPlan:
         if product_of_sizes(one) != product_of_sizes(other):
             raise NotProved(
                 ProofFailure.SIZE,
-                f"an axis of {product_of_sizes(one)} meets one of {product_of_sizes(other)}, and nothing says "
-                "that they are equal",
+                f"axes of sizes {product_of_sizes(one)} and {product_of_sizes(other)} are combined, but "
+                "these sizes may differ",
             )
         for a, b in zip(reversed(one), reversed(other), strict=False):
             if a != b:
                 self._split_by(a, b)
-        raise NotProved(ProofFailure.LAYOUT, f"{one} and {other} are cut differently")
+        raise NotProved(ProofFailure.LAYOUT, f"{one} and {other} are split differently")
 
     def _split_by(self, a: Size, b: Size) -> None:
         for large, small in ((a, b), (b, a)):
             rest = large.divide_exactly(small)
             if rest is not None and rest != ONE:
                 self.split_axis(large, rest, small)
-        raise NotProved(ProofFailure.LAYOUT, f"an axis is cut into parts of {a} and of {b}")
+        raise NotProved(ProofFailure.LAYOUT, f"an axis is split into parts of sizes {a} and {b}")
 
     def regroup_atoms(self, atoms: Atoms, sizes: list[Size | None]) -> Axes:
         """Regroup the atoms of a whole tensor into axes of the given sizes, as a Reshape does.
@@ -324,7 +328,7 @@ class AxisPlan:
         if None not in sizes:
             axes = [self._take_atoms(rest, s, 0) for s in sizes]  # type: ignore[arg-type]
             if rest:
-                raise NotProved(ProofFailure.SIZE, f"a Reshape leaves {product_of_sizes(tuple(rest))} out")
+                raise NotProved(ProofFailure.SIZE, f"a Reshape omits an axis of size {product_of_sizes(tuple(rest))}")
             return tuple(axes)
         gap = sizes.index(None)
         head = [self._take_atoms(rest, s, 0) for s in sizes[:gap]]  # type: ignore[arg-type]
@@ -336,7 +340,7 @@ class AxisPlan:
         taken: list[Size] = []
         while size != ONE:
             if not rest:
-                raise NotProved(ProofFailure.SIZE, f"a Reshape asks for an axis of {size} that is not there")
+                raise NotProved(ProofFailure.SIZE, f"a Reshape needs an axis of size {size}, but no axis is left")
             atom = rest[end]
             left = size.divide_exactly(atom)
             if left is None and atom in self.lengths:
@@ -344,7 +348,10 @@ class AxisPlan:
             if left is None:
                 other = atom.divide_exactly(size)
                 if other is None:
-                    raise NotProved(ProofFailure.LAYOUT, f"a Reshape makes an axis of {size} of one of {atom}")
+                    raise NotProved(
+                        ProofFailure.LAYOUT,
+                        f"a Reshape needs an axis of size {size}, which does not align with one of size {atom}",
+                    )
                 self.split_axis(atom, *((size, other) if end == 0 else (other, size)))
                 continue
             taken.append(rest.pop(end))

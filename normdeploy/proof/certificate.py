@@ -53,7 +53,9 @@ def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificat
 def _describe_identity(identity: Identity) -> str:
     read = ", ".join(f"{number:.9g} as {fraction}" for number, fraction in identity.read)
     if identity.gains:
-        gains = "an infinite input gives NaN where it gave a number before"
+        gains = "an infinite input that gave a number before now gives NaN"
     else:
         gains = ""
-    return "; ".join(filter(None, (f"constants are read as what they are roundings of: {read}" if read else "", gains)))
+    return "; ".join(
+        filter(None, (f"constants are read as the exact values that they approximate: {read}" if read else "", gains))
+    )

@@ -61,7 +61,9 @@ def _convolution_op(transposed: bool) -> Op:
         groups = int(attrs.get("group", 1))
         rank = len(w.axes) - 2
         if len(x.axes) != rank + 2:
-            raise NotProved(ProofFailure.SIZE, f"a convolution of {rank} axes over an input of {len(x.axes)}")
+            raise NotProved(
+                ProofFailure.SIZE, f"a convolution has {rank} spatial axes, but its input has {len(x.axes)} axes"
+            )
         kernel = w.shape[2:]
         if m.plan.displaced:
             for k in kernel:
@@ -155,7 +157,7 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
         for atom in source:
             m.plan.sum_over(atom)
         if x.degree.has_denominator and any(axis_identity(atom) in x.fixed for atom in source):
-            raise NotProved(ProofFailure.LIMIT, "a convolution of places that are divided by statistics of their own")
+            raise NotProved(ProofFailure.LIMIT, "a convolution sums elements with different denominators")
         label = (_PLACES, m.node, i)
         places = tuple(
             AxisSize(a, label)
@@ -287,7 +289,7 @@ def _displacement_map(
     stride, dilation, _, begin, *_ = axis.attributes
     taps = axis.kernel.constant_value
     if taps is None:
-        raise NotProved(ProofFailure.SIZE, "a kernel whose size is open")
+        raise NotProved(ProofFailure.SIZE, "a convolution kernel has a dynamic size")
     length = product_of_sizes(axis.source)
     made = product_of_sizes(axis.places)
     index = []

@@ -94,7 +94,7 @@ def equivalence_of_regions(
     for t in first.leaves:
         dtype = graph.dtype(t)
         if dtype is not None and dtype.kind in "iubO":
-            raise NotProved(ProofFailure.OP, f"{t.name!r} holds no floating numbers", t.name)
+            raise NotProved(ProofFailure.OP, f"{t.name!r} is not a floating-point tensor", t.name)
         shapes.append(shape_of(graph, t))
 
     def evaluate_side(regions: Sequence[Region]) -> Side:

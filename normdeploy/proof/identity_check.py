@@ -121,11 +121,11 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
             number = number + 1
             draws = _fresh_draws(draws)
             if number == _PRIMES:
-                raise NotProved(ProofFailure.LIMIT, "its constants have no common field") from None
+                raise NotProved(ProofFailure.LIMIT, "no common finite field was found for its constants") from None
             continue
         except EpsilonMismatch as e:
             if e.node in draws.epsilons:
-                raise NotProved(ProofFailure.DIFFERS, "it takes roots that no one epsilon agrees with") from None
+                raise NotProved(ProofFailure.DIFFERS, "no single epsilon matches all of its roots") from None
             draws.epsilons[e.node] = (e.residue, e.value)
             continue
         if all(draws.seen[i].are_independent for i in range(len(m.radicands))):
@@ -136,10 +136,10 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
             continue
         unseen += 1
         if unseen == _UNSEEN:
-            raise NotProved(ProofFailure.SIGN, "it takes the root of what is a square itself")
+            raise NotProved(ProofFailure.SIGN, "it takes the root of a square")
         draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "weights"}
         draws.affine = []
-    raise NotProved(ProofFailure.LIMIT, "no points were found at which all its roots exist")
+    raise NotProved(ProofFailure.LIMIT, "no sample points were found at which all of its roots exist")
 
 
 def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
@@ -177,7 +177,7 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
     if roots > LONGEST:
         raise NotProved(
             ProofFailure.LIMIT,
-            f"too large: it takes {roots:,} roots of each input, and {LONGEST:,} are followed at most",
+            f"too large: it takes {roots:,} roots of each input; the limit is {LONGEST:,}",
         )
     # 8 bits: a degree of up to 256.
     length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)
@@ -204,7 +204,7 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
             if (one is None) != (other is None) or (
                 one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
             ):
-                raise NotProved(ProofFailure.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
+                raise NotProved(ProofFailure.DIFFERS, "one of its scales, shifts or epsilons depends on a size")
         # The sizes were compared.
         draws.affine = [None]
     if sizes:
@@ -274,10 +274,14 @@ def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
     try:
         if set(zeros) != set(m.zeros):
             sizes = ", ".join(map(str, set(zeros) ^ set(m.zeros)))
-            raise NotProved(ProofFailure.SIZE, f"one of both divides by {sizes}, which is zero at some size")
+            raise NotProved(
+                ProofFailure.SIZE,
+                f"only the original or only the rewritten nodes divide by {sizes}, which is zero at some size",
+            )
         if divided != m.divided:
             raise NotProved(
-                ProofFailure.HIDDEN, "one of both divides by a deviation that may be zero, the other does not"
+                ProofFailure.HIDDEN,
+                "only the original or only the rewritten nodes divide by a deviation that may be zero",
             )
         results = [_compare_values(m, b, a, computed) for b, a in zip(old, new, strict=True)]
     except NotProved as e:
@@ -325,7 +329,7 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
     if old.shape != new.shape:
         raise NotProved(
             ProofFailure.SIZE,
-            f"the shape {_describe_value(old)} becomes {_describe_value(new)}, and nothing says that they are one",
+            f"the shape {_describe_value(old)} becomes {_describe_value(new)}, which may differ",
         )
     degrees = old.degree.cross_multiply(new.degree)
     _, ((b, f), (a, g)) = m.broadcast_values(old, new)
@@ -335,7 +339,7 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
     p = m.gf.p
     same = not ((a - b) % p != 0).any()
     if not same and not computed:
-        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+        raise NotProved(ProofFailure.DIFFERS, "it computes a different function")
     if not same:
         degrees = scale_counts(degrees, 2)
     if same:
@@ -345,7 +349,7 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
     m.plan.require_degree(degrees, not m.draws.opaque and not any(r.w.degree.has_sums for r in m.radicands))
     f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
     if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
-        raise NotProved(ProofFailure.DIFFERS, "the floats differ where the field agrees")
+        raise NotProved(ProofFailure.DIFFERS, "the two sides agree in the finite field but differ in floating point")
     return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degrees.get(ALL, 0), affine
 
 
@@ -356,11 +360,11 @@ def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
     """
     a, b = np.broadcast_arrays(a, b)
     if a.shape[0] < 4:
-        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+        raise NotProved(ProofFailure.DIFFERS, "it computes a different function")
     da = (a[1:] - a[0]) % p
     db = (b[1:] - b[0]) % p
     if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
-        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+        raise NotProved(ProofFailure.DIFFERS, "it computes a different function")
     scale = PrimeField(p).inverse(da[0]) * db[0] % p
     # If gamma is zero, both sides are a shift.
     scale[da[0] == 0] = 1

@@ -155,7 +155,7 @@ class ProofInterpreter(Arithmetic):
                 r, value = ratio
                 made.roots = frozenset({i})
                 if value <= 0:
-                    raise NotProved(ProofFailure.SIGN, "it takes the root of what is negative")
+                    raise NotProved(ProofFailure.SIGN, "it takes the root of a negative value")
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
@@ -177,7 +177,7 @@ class ProofInterpreter(Arithmetic):
         if other is not None:
             self.others.append(other)
         if t.data and not t.sign:
-            raise other or NotProved(ProofFailure.SIGN, "it takes the root of what may be negative")
+            raise other or NotProved(ProofFailure.SIGN, "it takes the root of a value that may be negative")
         made.a, made.roots = self._new_root(t), frozenset({len(self.radicands)})
         self.radicands.append(Radicand(t, made, self.node, self.epsilons.get(self.node)))
         return made
@@ -241,9 +241,9 @@ class ProofInterpreter(Arithmetic):
         slope = float((f[i] - f[j]) / (g[i] - g[j]))
         value = float(f[j] - slope * g[j]) / slope
         if slope <= 0:
-            raise NotProved(ProofFailure.SIGN, "it takes the root of what may be negative")
+            raise NotProved(ProofFailure.SIGN, "it takes the root of a value that may be negative")
         if abs(g[j]) > 2.0**18 * abs(value) and e:
-            raise NotProved(ProofFailure.LIMIT, "its epsilon can't be measured beside its variance")
+            raise NotProved(ProofFailure.LIMIT, "its epsilon is too small relative to its variance to be measured")
         return EpsilonMismatch(radicand.node, e * pow(r, -1, p) % p, value)
 
     def _root_of_constant(self, v: int, value: float) -> int:
@@ -272,7 +272,7 @@ class ProofInterpreter(Arithmetic):
         """
         assert self.gf is not None
         if not self.unknown.keys() <= {v}:
-            raise NotProved(ProofFailure.LIMIT, "it takes the roots of several constants that are no fractions")
+            raise NotProved(ProofFailure.LIMIT, "it takes the roots of several constants that are not simple fractions")
         if not self.gf.is_square(v):
             raise NewPrimeNeeded
         root = pow(v, (self.gf.p + 1) // 4, self.gf.p)
@@ -327,9 +327,12 @@ class ProofInterpreter(Arithmetic):
             NotProved: q is 0, beyond ±16, or of another denominator.
         """
         if q.denominator not in (1, 2) or abs(q) > 16:
-            raise NotProved(ProofFailure.OP, f"Pow by {float(q):g}, which is no whole or half number")
+            raise NotProved(
+                ProofFailure.OP,
+                f"Pow with exponent {float(q):g}: only integers and half-integers up to 16 are supported",
+            )
         if q == 0:
-            raise NotProved(ProofFailure.OP, "Pow by 0")
+            raise NotProved(ProofFailure.OP, "Pow with exponent 0")
         base = x
         if q.denominator == 2:
             base = self.root(x)

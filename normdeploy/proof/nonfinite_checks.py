@@ -91,13 +91,13 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
             lost = (shown[i] & ~kept[i]).any()
             if name in _SAID and lost:
                 raise NotProved(
-                    ProofFailure.HIDDEN, f"{_SAID[name]} that the nodes show would be hidden", sides.culprit
+                    ProofFailure.HIDDEN, f"{_SAID[name]} in the original result would be hidden", sides.culprit
                 )
             if name not in _SAID and (shown[i] != kept[i]).any():
                 if lost:
-                    message = f"0/0 on {name} rows would be hidden"
+                    message = f"NaN from 0/0 on {name} rows would be hidden"
                 else:
-                    message = f"NaN on {name} rows is new"
+                    message = f"{name} rows would newly give NaN"
                 raise NotProved(ProofFailure.HIDDEN, message, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
     # A NaN reaches an output through convolutions or past them.
@@ -122,7 +122,7 @@ def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequenc
         for old, new in evaluate_in_floats(sides, plan, looked, turn=turn):
             if (np.isnan(old) & np.isfinite(new)).any():
                 raise NotProved(
-                    ProofFailure.HIDDEN, f"{_SAID['nan']} that the nodes show would be hidden", sides.culprit
+                    ProofFailure.HIDDEN, f"{_SAID['nan']} in the original result would be hidden", sides.culprit
                 )
 
 
@@ -207,14 +207,14 @@ def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
         if not zero.symbols() <= set(symbols):
             raise NotProved(
                 ProofFailure.SIZE,
-                f"it divides by {zero}, which may be zero, and no input says how large that is",
+                f"it divides by {zero}, which may be zero and is not determined by the input sizes",
                 sides.culprit,
             )
     there = _common_zeros(zeros)
     divisors = " and ".join(map(str, zeros))
     if there is None or any(n > _LARGEST for given in there for n in given.values()):
         raise NotProved(
-            ProofFailure.SIZE, f"it divides by {divisors}, and it is not known where that is zero", sides.culprit
+            ProofFailure.SIZE, f"it divides by {divisors}, but it is unknown at which sizes this is zero", sides.culprit
         )
     for given in there:
         if not _sizes_exist(sides, given):
@@ -223,17 +223,23 @@ def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
         looked = [sizes for n in _OTHERS if _sizes_exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
         if not looked:
             raise NotProved(
-                ProofFailure.SIZE, f"it divides by {divisors}, and can't be seen where that is zero", sides.culprit
+                ProofFailure.SIZE,
+                f"it divides by {divisors}, but can't be evaluated at sizes that make this zero",
+                sides.culprit,
             )
         for sizes, number in itertools.product(looked, (np.nan, 0.5, 0.0)):
             both = sides.at(sizes, [number] * len(sides.shapes))
             if both is None:
                 raise NotProved(
-                    ProofFailure.SIZE, f"it divides by {divisors}, and can't be seen where that is zero", sides.culprit
+                    ProofFailure.SIZE,
+                    f"it divides by {divisors}, but can't be evaluated at sizes that make this zero",
+                    sides.culprit,
                 )
             if any((np.isfinite(b) != np.isfinite(a)).any() for b, a in zip(*both, strict=True)):
                 raise NotProved(
-                    ProofFailure.HIDDEN, f"where {divisors} is zero one of both is finite, the other not", sides.culprit
+                    ProofFailure.HIDDEN,
+                    f"at sizes that make {divisors} zero, only the original or only the rewritten result is finite",
+                    sides.culprit,
                 )
 
 

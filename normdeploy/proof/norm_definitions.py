@@ -112,7 +112,9 @@ class ValueInterpreter(Interpreter):
             NotProved: ``v`` has another shape than (groups,).
         """
         if v.shape != (Size.from_int(groups),):
-            raise NotProved(ProofFailure.SIZE, f"GroupNormalization in {groups} groups with a scale of {v.shape}")
+            raise NotProved(
+                ProofFailure.SIZE, f"GroupNormalization with {groups} groups has a scale of shape {v.shape}"
+            )
         return v.with_axes((*v.axes, ()))
 
     def reshape_per_element(self, v: Value, x: Value, axes: Sequence[int]) -> Value:

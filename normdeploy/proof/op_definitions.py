@@ -46,11 +46,7 @@ def lift_input(m: ProofInterpreter, x: Any) -> Value:
     if not isinstance(x, np.ndarray):
         raise NotProved(
             ProofFailure.OP,
-            (
-                "an input is left out"
-                if x is None
-                else f"a {type(x).__name__} is computed with in a way that is no algebra"
-            ),
+            ("an input is omitted" if x is None else f"a {type(x).__name__} is used in a way that is not algebraic"),
         )
     array = np.asarray(x)
     if array.dtype == object:
@@ -60,7 +56,7 @@ def lift_input(m: ProofInterpreter, x: Any) -> Value:
 
 def _sizes_as_value(m: ProofInterpreter, array: np.ndarray) -> Value:
     if array.size != 1:
-        raise NotProved(ProofFailure.SIZE, "several sizes are computed with as numbers")
+        raise NotProved(ProofFailure.SIZE, "several sizes are used as numbers")
     one = m.size_value(Size.from_int(array.reshape(-1)[0]))
     return one.with_axes(tuple(() for _ in array.shape))
 
@@ -88,7 +84,7 @@ def axes_of(x: Value, given: Sequence[int] | None) -> list[int]:
 def _binary_op(name: str) -> Op:
     def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Logarithm:
         if opset < 7 and "axis" in attrs:
-            raise NotProved(ProofFailure.OP, "broadcasting by an attribute (opset 6 and below)")
+            raise NotProved(ProofFailure.OP, "broadcasting by an attribute (opset 6 or older)")
         if name == "mul" and isinstance(inputs[0], Magnitude) and inputs[0] is inputs[1]:
             return inputs[0].square
         if name in ("mul", "div") and any(isinstance(x, Logarithm) for x in inputs):
@@ -113,7 +109,7 @@ def _scaled_log(m: ProofInterpreter, name: str, x: Any, y: Any) -> Logarithm:
         raise NotProved(ProofFailure.OP, "a logarithm is multiplied by more than one number")
     number = float(factor.f.reshape(-1)[0])
     if len(factor.axes) > len(log.t.axes) or not number:
-        raise NotProved(ProofFailure.OP, "a logarithm is multiplied by a number that is zero or of another shape")
+        raise NotProved(ProofFailure.OP, "a logarithm is multiplied by zero or by a number of higher rank")
     if name == "mul":
         by = Fraction(number)
     else:
@@ -133,7 +129,7 @@ def _negate(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
 
 def _variadic_sum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     if len(inputs) > _MANY:
-        raise NotProved(ProofFailure.LIMIT, f"a sum of {len(inputs)} tensors; up to {_MANY} are added up")
+        raise NotProved(ProofFailure.LIMIT, f"a sum of {len(inputs)} tensors; at most {_MANY} are supported")
     return functools.reduce(m.add, [lift_input(m, x) for x in inputs])
 
 
@@ -146,10 +142,10 @@ def _power(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
     if isinstance(inputs[0], Magnitude):
         return _power_of_magnitude(m, inputs[0], q)
     if not isinstance(inputs[0], Value):
-        raise NotProved(ProofFailure.OP, "Pow of a whole number, which is cut to a whole number", "Pow")
+        raise NotProved(ProofFailure.OP, "Pow of an integer, which truncates its result", "Pow")
     x = inputs[0]
     if q.data or q.sized or q.f.size != 1 or len(q.axes) > len(x.axes) or any(q.axes):
-        raise NotProved(ProofFailure.OP, "Pow by more than one number")
+        raise NotProved(ProofFailure.OP, "Pow with several exponents")
     return m.power(x, Fraction(float(q.f.reshape(-1)[0])))
 
 
@@ -163,7 +159,7 @@ def _power_of_magnitude(m: ProofInterpreter, x: Magnitude, q: Value) -> Value:
         or len(q.axes) > len(x.square.axes)
         or exponent not in (2.0, 4.0)
     ):
-        raise NotProved(ProofFailure.OP, "a power of an absolute value that is not its square")
+        raise NotProved(ProofFailure.OP, "a power of an absolute value with an exponent other than 2 or 4")
     if exponent == 2.0:
         return x.square
     return m.mul(x.square, x.square)
@@ -190,9 +186,9 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
             # h − 2 of a tensor with that many places is at least 1.
             sizes.append(size)
         else:
-            raise NotProved(ProofFailure.SIZE, f"a Reshape to {size} places")
+            raise NotProved(ProofFailure.SIZE, f"a Reshape to size {size}, which may not be positive")
     if sizes.count(None) > 1:
-        raise NotProved(ProofFailure.SIZE, "a Reshape with two open sizes")
+        raise NotProved(ProofFailure.SIZE, "a Reshape with more than one inferred size")
     return x.with_axes(m.plan.regroup_atoms(x.atoms, sizes))
 
 
@@ -210,13 +206,13 @@ def _squeeze(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
     x = lift_input(m, inputs[0])
     given = integers_from(inputs, 1, attrs, "axes")
     if given is None and any(s.symbols() for s in x.shape):
-        raise NotProved(ProofFailure.SIZE, "a Squeeze of whatever axes are of one place")
+        raise NotProved(ProofFailure.SIZE, "a Squeeze without axes on a dynamic shape")
     if given is not None:
         axes = axes_of(x, given)
     else:
         axes = [i for i, axis in enumerate(x.axes) if not axis]
     if any(x.axes[i] for i in axes):
-        raise NotProved(ProofFailure.SIZE, "a Squeeze of an axis that is not shown to be of one place")
+        raise NotProved(ProofFailure.SIZE, "a Squeeze of an axis whose size may differ from 1")
     return x.with_axes(tuple(axis for i, axis in enumerate(x.axes) if i not in axes))
 
 
@@ -253,7 +249,7 @@ def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> 
     rank = max(len(sizes), len(x.axes))
     wanted = [ONE] * (rank - len(sizes)) + list(sizes)
     if not all(s.is_positive for s in wanted):
-        raise NotProved(ProofFailure.SIZE, f"an Expand to {tuple(wanted)}")
+        raise NotProved(ProofFailure.SIZE, f"an Expand to {tuple(wanted)}, which may be empty")
     empty = Value(
         tuple(m.plan.atoms_of(s) for s in wanted),
         None,
@@ -284,7 +280,7 @@ def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
             m.plan.point_count(a) for i, c in enumerate(common) for a in (v.axes[axis] if i == axis else c)
         ]
         if any(a != c for i, (a, c) in enumerate(zip(v.axes, common, strict=True)) if i != axis):
-            raise NotProved(ProofFailure.SIZE, "the parts of a Concat differ in other axes")
+            raise NotProved(ProofFailure.SIZE, "the inputs of a Concat differ in other axes")
         start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
         flat = [*full[:start], -1, *full[start + len(v.axes[axis]) :]]
         arrays.append(
@@ -323,7 +319,7 @@ def _constant_of_shape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset:
     sizes = [Size.from_int(n) for n in np.asarray(inputs[0]).reshape(-1).tolist()]
     if value.dtype.kind in "iub":
         if any(s.constant_value is None for s in sizes):
-            raise NotProved(ProofFailure.SIZE, "a tensor of whole numbers whose size is open")
+            raise NotProved(ProofFailure.SIZE, "an integer tensor of dynamic size")
         return np.full([int(s.constant_value or 0) for s in sizes], value.reshape(()))
     return broadcast_to_sizes(m, m.constant(value.astype(np.float64).reshape(())), sizes)
 
@@ -340,10 +336,10 @@ def _reduction_op(core: Callable[[ProofInterpreter, Any, list[int]], Value], squ
             x = lift_input(m, inputs[0])
         given = integers_from(inputs, 1, attrs, "axes")
         if not given and attrs.get("noop_with_empty_axes"):
-            raise NotProved(ProofFailure.OP, "a reduction over no axis")
+            raise NotProved(ProofFailure.OP, "a reduction over no axes")
         axes = axes_of(x.square if isinstance(x, Magnitude) else x, given or None)
         if isinstance(x, Magnitude) and not squares:
-            raise NotProved(ProofFailure.OP, "a sum of absolute values is no algebra")
+            raise NotProved(ProofFailure.OP, "a sum of absolute values is not algebraic")
         y = core(m, x, axes)
         if attrs.get("keepdims", 1):
             return y

@@ -152,7 +152,7 @@ def _with_quantized_rows(norm: Definition) -> Definition:
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         if attrs.get("axis", -1) != -1:
-            raise NotProved(ProofFailure.OP, "rows of several axes")
+            raise NotProved(ProofFailure.OP, "rows over several axes")
         y, *others = norm(m, inputs, {"axis": -1, "offset": 0.0, **attrs})
         kind = _NAMES[attrs["to"]]
         return (*congruence.quantize_rows(m, y, kind, float(attrs["least"]), _LARGEST[kind]), *others)
@@ -196,7 +196,7 @@ def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
         NotProved: the number is unknown.
     """
     if activation not in (NONE, RELU, SILU):
-        raise NotProved(ProofFailure.OP, f"activation {activation} of a plugin")
+        raise NotProved(ProofFailure.OP, f"a plugin with the unknown activation {activation}")
     if activation == SILU:
         return m.mul(y, congruence.TABLE["Sigmoid"](m, [y], {}, 13, 1))
     if activation == RELU:
@@ -252,7 +252,7 @@ def _require_same_statistics(stated: GroupStatistics, own: GroupStatistics) -> N
     if stated.x is not own.x or told[0] != told[1]:
         raise NotProved(
             ProofFailure.DIFFERS,
-            f"statistics of (axis, groups, channels_last) {told[0]} are taken for those of {told[1]}",
+            f"statistics for (axis, groups, channels_last) = {told[0]} are used for {told[1]}",
         )
 
 

@@ -42,7 +42,7 @@ class OperationBudget:
         if elements > ELEMENTS:
             raise NotProved(
                 ProofFailure.LIMIT,
-                f"too large: a tensor needs {elements:,} points, and {ELEMENTS:,} are looked at at most",
+                f"too large: a tensor needs {elements:,} points; the limit is {ELEMENTS:,}",
             )
         self.count_operations(elements * (_EACH + 2 * (bits // _DIGIT + 1) ** 2))
 
@@ -63,7 +63,7 @@ class OperationBudget:
         if elements > FLOATS:
             raise NotProved(
                 ProofFailure.LIMIT,
-                f"too large: a tensor needs {elements:,} points, and {FLOATS:,} are looked at at most",
+                f"too large: a tensor needs {elements:,} points; the limit is {FLOATS:,}",
             )
         self.count_operations(10 * elements)
 
@@ -77,5 +77,5 @@ class OperationBudget:
         if self.spent > MOST:
             raise NotProved(
                 ProofFailure.LIMIT,
-                f"too large: it takes {self.spent:,} operations, and {MOST:,} are spent on a proof at most",
+                f"too large: it takes {self.spent:,} operations; the limit for a proof is {MOST:,}",
             )

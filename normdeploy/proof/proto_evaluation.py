@@ -62,7 +62,7 @@ class LookupTable:
         """
         indices = self.picked.get(by.name if isinstance(by, IndexTensor) else by)
         if indices is None:
-            raise NotProved(ProofFailure.DIFFERS, f"other rows of {self.name!r} are picked", self.name)
+            raise NotProved(ProofFailure.DIFFERS, f"other rows of {self.name!r} are selected", self.name)
         return indices
 
 
@@ -83,7 +83,7 @@ def match_indicator(m: ProofInterpreter, x: IndexTensor, number: int) -> Value:
         NotProved: ``x`` has no value.
     """
     if x.value is None:
-        raise NotProved(ProofFailure.OP, f"{x.name!r} is compared", x.name)
+        raise NotProved(ProofFailure.OP, f"{x.name!r} is compared with a number", x.name)
     return apply_unknown(m, f"= {number}", x.value, lambda f: (f == number).astype(np.float64))
 
 
@@ -139,7 +139,7 @@ def evaluate_protos(
             raise
         except FAILURES as e:
             raise NotProved(
-                ProofFailure.OP, f"{node.op_type} can't be followed: {type(e).__name__}: {e}", node.output[0]
+                ProofFailure.OP, f"{node.op_type} can't be evaluated: {type(e).__name__}: {e}", node.output[0]
             ) from e
         env.update(zip(node.output, results, strict=False))
     return env
@@ -177,4 +177,4 @@ def _evaluate_with_indices(m: ProofInterpreter, op: str, inputs: list[Any], attr
             return x.value
         case ("Sub", [IndexTensor() as x, IndexTensor() as y]) if x is y:
             return broadcast_to_sizes(m, m.number(0), x.shape)
-    raise NotProved(ProofFailure.OP, f"{op} of whole numbers that are data is no algebra", op)
+    raise NotProved(ProofFailure.OP, f"{op} on integer data is not algebraic", op)

@@ -65,7 +65,7 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
     """
     shapes = sides.of_any_length().shapes
     proof = None
-    error = NotProved(ProofFailure.SIZE, "it has no length that may be any")
+    error = NotProved(ProofFailure.SIZE, "none of its sizes can be replaced by a symbol")
     for apart, lengths in [*_symbolic_shapes(shapes, sides.named.values())] or [(shapes, {})]:
         try:
             proof = _search_identity(replace(sides, shapes=apart), _without_numbers(lengths), sides.named)

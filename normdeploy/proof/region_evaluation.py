@@ -57,7 +57,7 @@ def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
     """
     shape = graph.shape(t)
     if shape is None:
-        raise NotProved(ProofFailure.SIZE, f"the rank of {t.name!r} is not known", t.name)
+        raise NotProved(ProofFailure.SIZE, f"the rank of {t.name!r} is unknown", t.name)
     return tuple(dim_size(d, f"{t.name}:{i}") for i, d in enumerate(shape))
 
 
@@ -83,9 +83,9 @@ def evaluate_region(m: ProofInterpreter, region: Region, leaves: Mapping[int, Va
     if y is None and graph.is_constant(region.y):
         y = constant_value(m, graph, region.y)
     if not isinstance(y, Value):
-        raise NotProved(ProofFailure.OP, f"{region.y.name!r} is no result of algebra", region.y.name)
+        raise NotProved(ProofFailure.OP, f"the result {region.y.name!r} is not algebraic", region.y.name)
     if m.gf is not None and y.a is None:
-        raise NotProved(ProofFailure.OP, "a constant of it is not finite", region.y.name)
+        raise NotProved(ProofFailure.OP, "one of its constants is not finite", region.y.name)
     return y
 
 
@@ -124,7 +124,7 @@ def evaluate_nodes(
             raise
         except FAILURES as e:
             raise NotProved(
-                ProofFailure.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name
+                ProofFailure.OP, f"{node.op} can't be evaluated: {type(e).__name__}: {e}", node.outputs[0].name
             ) from e
         env.update((id(t), v) for t, v in zip(node.outputs, results, strict=False) if v is not None)
 
@@ -160,7 +160,7 @@ def _node_input(
     if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():
         return graph.dtype(t)
     if not graph.is_constant(t):
-        raise NotProved(ProofFailure.OP, f"{t.name!r} is no constant and no input of the region", t.name)
+        raise NotProved(ProofFailure.OP, f"{t.name!r} is neither a constant nor an input of the region", t.name)
     env[id(t)] = constant_value(m, graph, t)
     return env[id(t)]
 
@@ -221,7 +221,7 @@ def apply_op_of_domain(
     if (row := function_op_row(domain, op)) is not None:
         return _evaluate_function(m, row, inputs, attrs, opset)
     if domain not in STANDARD and (domain, op) not in _NAMED:
-        raise NotProved(ProofFailure.OP, f"{domain}.{op} is no op of the language", op)
+        raise NotProved(ProofFailure.OP, f"{domain}.{op} is not supported in proofs", op)
     if op == "Shape":
         shape = list(inputs[0].shape)[attrs.get("start", 0) : attrs.get("end")]
         return (_shape_as_integers(shape, (len(shape),)),)
@@ -231,7 +231,7 @@ def apply_op_of_domain(
             total = total * n
         return (_shape_as_integers([total], ()),)
     if any(isinstance(x, _ShapeOnlyTensor) for x in inputs):
-        raise NotProved(ProofFailure.OP, f"{op} reads a tensor that is no input of the region", op)
+        raise NotProved(ProofFailure.OP, f"{op} reads a tensor that is not an input of the region", op)
     if op == "Constant":
         (array,) = evaluator.evaluate_node(op, inputs, attrs, opset=opset)
         return (array if array is None or array.dtype.kind in "iub" else m.constant(array),)
@@ -245,7 +245,7 @@ def apply_op_of_domain(
         op_definitions.TABLE.get(op) or norm_definitions.TABLE.get(op) or convolutions.TABLE.get(op) or LEMMAS.get(op)
     )
     if function is None:
-        raise NotProved(ProofFailure.OP, f"{op} is no algebra", op)
+        raise NotProved(ProofFailure.OP, f"{op} is not algebraic", op)
     if op in norm_definitions.TABLE:
         _require_known_parts(DEFAULT[op], inputs, attrs)
     results = function(m, inputs, attrs, opset, outputs)
@@ -265,11 +265,11 @@ def _require_known_parts(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str,
     """
     if len(inputs) > len(row.inputs):
         raise NotProved(
-            ProofFailure.OP, f"{row.op} has {len(inputs)} inputs, and should have {len(row.inputs)} at most", row.op
+            ProofFailure.OP, f"{row.op} has {len(inputs)} inputs, but at most {len(row.inputs)} are expected", row.op
         )
     for name in attrs:
         if row.owner is OpOwner.ONNXRUNTIME and name not in row.attributes:
-            raise NotProved(ProofFailure.OP, f"{row.op} has an attribute {name!r}, whose meaning is not known", row.op)
+            raise NotProved(ProofFailure.OP, f"{row.op} has an unknown attribute {name!r}", row.op)
 
 
 def _shape_as_integers(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:

@@ -222,7 +222,7 @@ class Sampler:
         axes: Axes = tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not array.size:
-            raise NotProved(ProofFailure.SIZE, "a constant of it has no element")
+            raise NotProved(ProofFailure.SIZE, "one of its constants is empty")
         # It has no residues, so nothing that depends on it is proved.
         if not stored.finite:
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))

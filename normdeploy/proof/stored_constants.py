@@ -105,7 +105,7 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
         shift = np.abs(old - after) <= close * (np.abs(after) + apart)
         shift[2] = np.abs(old[2] - after[2]) <= close * np.abs(after[2])
         if not (scale | ~finite[0] | ~finite[1]).all() or not (shift | ~finite).all():
-            raise NotProved(ProofFailure.STORED, "its scale or shift is not the exact one", sides.culprit)
+            raise NotProved(ProofFailure.STORED, "its scale or shift differs from the exact one", sides.culprit)
 
 
 def _full_plan(plan: AxisPlan) -> _FullPlan:
@@ -137,7 +137,7 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
     terms: dict[int, Value] = {}
     for c in new:
         if id(c) not in graph.exact:
-            raise NotProved(ProofFailure.STORED, f"{c.name!r} is no constant that was computed", c.name)
+            raise NotProved(ProofFailure.STORED, f"{c.name!r} is not a computed constant", c.name)
         shape = graph.exact.shape(id(c))
         laid = _elements_in_order(full, values[id(c)], shape)
         # First compare with the magnitude of the result, which is at most the sum of the magnitudes of its terms.
@@ -149,7 +149,7 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
             exact = np.concatenate([part for _, part in graph.exact.exact_pieces(id(c))])
             worst = int(np.argmax(np.abs(laid - exact)))
             raise NotProved(
-                ProofFailure.STORED, f"{c.name!r} holds {exact[worst]:.9g} where {laid[worst]:.9g} is right", c.name
+                ProofFailure.STORED, f"{c.name!r} holds {exact[worst]:.9g}, but {laid[worst]:.9g} is correct", c.name
             )
 
 
@@ -186,7 +186,7 @@ def check_stored_bytes(sides: Equivalence) -> None:
         if tuple(c.shape) != computed:
             raise NotProved(
                 ProofFailure.STORED,
-                f"{c.name!r} is stored in the shape {tuple(c.shape)}, computed in {computed}",
+                f"{c.name!r} is stored with shape {tuple(c.shape)}, but computed with shape {computed}",
                 c.name,
             )
         values = c.values.reshape(-1)
@@ -225,6 +225,6 @@ def _require_half_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: s
             worst = int(np.argmax(np.abs(stored - exact).reshape(-1)))
             raise NotProved(
                 ProofFailure.STORED,
-                f"{name} is stored as {stored.reshape(-1)[worst]:.9g}, which is more than half an ulp from"
-                f" {exact.reshape(-1)[worst]:.9g}",
+                f"{name} is stored as {stored.reshape(-1)[worst]:.9g}, which differs by more than half an "
+                f"ulp from {exact.reshape(-1)[worst]:.9g}",
             )

@@ -124,11 +124,11 @@ def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
     """
     return [
         (
-            f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g})"
+            f"the relative error of {m.output!r} is {m.error:.0%} on the judging samples (cosine {m.cosine:.4g})"
             if math.isfinite(m.error)
-            else f"{m.output!r} HAS ANOTHER SHAPE THAN THE MODEL'S on the judging samples, or other NaN or infinities"
+            else f"{m.output!r} differs from the model's output in shape, NaN or infinities on the judging samples"
         )
-        + ": give --metric, such as 'cosine>=0.99', so that the layers that cost most stay float"
+        + ": pass --metric, for example 'cosine>=0.99', so that the layers with the largest errors stay float"
         for m in moved
         if not m.error <= _FAR
     ]
@@ -158,7 +158,7 @@ def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
     rules = policy.rules_for(name)
     for rule in rules:
         if not isinstance(rule, Threshold) or METRICS[rule.kind].labelled:
-            raise InputError(f"{rule} can't decide on what stays float; give a metric that needs no labels")
+            raise InputError(f"{rule} can't decide which layers stay float; use a metric that needs no labels")
     return [rule for rule in rules if isinstance(rule, Threshold)]
 
 
@@ -195,13 +195,13 @@ def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
         else:
             enough = 0
         if j.samples < enough:
-            told = f", which fewer than {enough} can't tell"
+            told = f", which needs at least {enough} rows to confirm"
         else:
             told = ""
         notes.append(
-            f"{j.metric} of {j.output!r} is {j.value:.4g} in {j.samples} rows of the judging samples and may be"
-            f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half"
-            " judge, or ask for more than you need"
+            f"{j.metric} of {j.output!r} is {j.value:.4g} on {j.samples} rows of the judging samples, and may be "
+            f"{least:.4g} on others (95 % confidence); the threshold is {j.threshold:g}{told}. Pass more samples "
+            "(half of them judge) or set a higher threshold than you need"
         )
     return notes
 

@@ -37,7 +37,7 @@ def signed_hadamard(order: int) -> np.ndarray:
         read-only int8 [order, order].
     """
     core = _paley_construction(order)
-    assert core is not None, f"no matrix of order {order} is known"
+    assert core is not None, f"no Hadamard matrix of order {order} is known"
     kind, q, doublings = core
     h = {"one": lambda q: np.ones((1, 1)), "first": _paley_first, "second": _paley_second}[kind](q)
     for _ in range(doublings):

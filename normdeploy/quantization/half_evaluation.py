@@ -56,8 +56,9 @@ def judge_half_file(
     for told, was in zip(judged, account.judged, strict=True):
         if was.met and not told.met:
             raise InputError(
-                f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
-                f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
+                f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half}, but was "
+                f"{was.value:.6g} in {wish.to} with float32; the threshold is {told.threshold:g}. Lower "
+                "the threshold, or omit --precision"
             )
     old = (*drift_notes(account.moved), *few_sample_notes(account.judged))
     kept = [note for note in account.notes if note not in old]

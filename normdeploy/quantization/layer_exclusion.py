@@ -87,8 +87,8 @@ def exclude_layers(
     short = next((j for j in first if not j.float32 >= j.threshold), None)
     if short is not None:
         raise InputError(
-            f"the float32 model reaches {short.metric} {short.float32:.6g} of {short.output!r} on these samples, and"
-            f" {short.threshold:g} is asked for; ask for less"
+            f"the float32 model reaches only {short.metric} {short.float32:.6g} of {short.output!r} on these "
+            f"samples; the threshold is {short.threshold:g}. Lower the threshold"
         )
     errors = _error_per_layer(work, samples, progress)
     order += sorted(errors, key=lambda tensor: -errors[tensor])
@@ -104,9 +104,9 @@ def exclude_layers(
             worst = next(j for j in judge_selection(high) if not j.met)
             layers = ", ".join(repr(names.get(t, t)) for t in order[:_NAMED])
             raise InputError(
-                f"{worst.metric} of {worst.output!r} is {worst.value:.6g} with one layer quantized, and"
-                f" {worst.threshold:g} is asked for; the layers that cost most are {layers}: ask for less, or for"
-                " another --calibration"
+                f"{worst.metric} of {worst.output!r} is {worst.value:.6g} with only one layer quantized; "
+                f"the threshold is {worst.threshold:g}. The layers with the largest errors are {layers}. "
+                "Lower the threshold, or pass another --calibration"
             )
     while high - low > 1:
         between = (low + high) // 2

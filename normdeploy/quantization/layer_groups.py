@@ -94,18 +94,21 @@ def _make_candidate(graph: Graph, linear: ConstantLinear | Refusal, form: CodeFo
         _result_after_activation(graph, linear) if node.op == "Conv" else "",
     )
     if not rank:
-        return replace(made, reason=f"the rank of its input {data.name!r} is not known")
+        return replace(made, reason=f"the rank of its input {data.name!r} is unknown")
     if not isinstance(stored, gs.Constant):
         maker = graph.producer(stored)
-        return replace(made, reason=f"its weight is made by {maker.op if maker is not None else 'a node'} of constants")
+        return replace(
+            made, reason=f"its weight is computed by {maker.op if maker is not None else 'a node'} from constants"
+        )
     if graph.dtype(data) != np.float32 or stored.dtype != np.float32:
         kind = graph.dtype(data)
-        return replace(made, reason=f"its input is {kind if kind is not None else 'of no known type'}, not float32")
+        return replace(made, reason=f"its input is {kind if kind is not None else 'of unknown type'}, not float32")
     if not np.isfinite(linear.w).all():
-        return replace(made, reason="its weight holds a number that is not finite")
+        return replace(made, reason="its weight contains NaN or Inf")
     if plan.block and linear.input_channels % plan.block:
         return replace(
-            made, reason=f"its {linear.input_channels} input channels are no multiple of blocks of {plan.block}"
+            made,
+            reason=(f"its {linear.input_channels} input channels are not a multiple of the block size {plan.block}"),
         )
     return made
 

@@ -65,22 +65,22 @@ def explain_no_layers(proto: onnx.ModelProto) -> str:
         weight = next((name for name in node.input[:2] if name in inputs), None)
         if weight is not None:
             return (
-                f"the weight {weight!r} of {node.op_type} {node.name or node.output[0]!r} is an input of the model as"
-                " well, which a caller may give another value; take it out of the graph's inputs"
+                f"the weight {weight!r} of {node.op_type} {node.name or node.output[0]!r} is also a model "
+                "input, which a caller may override; remove it from the graph's inputs"
             )
     closed = [f.name for f in proto.functions if any(n.op_type in LINEAR for n in f.node)]
     if closed:
         return (
-            f"its linear layers stand in functions ({', '.join(map(repr, closed[:3]))}), where none is quantized; write"
-            " them out first, with onnx.inliner.inline_local_functions"
+            f"its linear layers are in functions ({', '.join(map(repr, closed[:3]))}), which are not quantized; "
+            "inline them first with onnx.inliner.inline_local_functions"
         )
     inner = (n for node in proto.graph.node for body in iter_subgraphs(node) for n in body.node)
     if any(n.op_type in LINEAR for n in inner):
-        return "its linear layers stand in bodies of If, Loop or Scan, where none is quantized"
+        return "its linear layers are in bodies of If, Loop or Scan, which are not quantized"
     if nodes:
         first = nodes[0].name or nodes[0].output[0]
-        return f"no weight of its layers is a constant; the first is {nodes[0].op_type} {first!r}"
-    return "it has no linear layer"
+        return f"none of its layers has a constant weight; the first is {nodes[0].op_type} {first!r}"
+    return "it has no linear layers"
 
 
 def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:

@@ -98,8 +98,8 @@ def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> 
     done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
     if done is not None:
         raise InputError(
-            f"the file is quantized already: it has {done.op_type} {done.name or done.output[0]!r}; quantize the float"
-            " model it was made of"
+            f"the file is already quantized: it contains {done.op_type} {done.name or done.output[0]!r}; quantize "
+            "the original float model"
         )
 
 
@@ -111,13 +111,13 @@ def require_runtime_kernels(wish: QuantizationRequest) -> None:
     """
     if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
         raise InputError(
-            f"ranges that are taken while the model runs are for int8 in onnxruntime, and {wish.to} for"
-            f" {wish.runtime!r} is asked for; give --runtime onnxruntime, or samples in the place of --dynamic"
+            f"--dynamic supports int8 in onnxruntime, not {wish.to} for {wish.runtime!r}; pass --runtime "
+            "onnxruntime, or calibration samples instead of --dynamic"
         )
     if wish.to == "fp8" and wish.runtime not in TENSORRT:
         raise InputError(
-            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
-            f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
+            "only TensorRT has FP8 kernels (compute capability 8.9 or higher), but the runtime is "
+            f"{wish.runtime!r}; pass --runtime tensorrt or tensorrt-rtx"
         )
 
 
@@ -129,8 +129,9 @@ def require_half_support(wish: QuantizationRequest) -> None:
     """
     if wish.half and wish.to == "int8" and wish.runtime in ONNXRUNTIME:
         raise InputError(
-            f"onnxruntime's int8 kernels read and write float32: beside {wish.half} it would dequantize every layer and"
-            " compute in float32, slower than either; leave --precision out for onnxruntime, or give another --runtime"
+            f"onnxruntime's int8 kernels read and write float32: with {wish.half}, it would dequantize every "
+            "layer and compute in float32, slower than either; omit --precision for onnxruntime, or pass another "
+            "--runtime"
         )
 
 
@@ -154,8 +155,8 @@ def require_matching_patterns(layers: Sequence[LayerCandidate], patterns: Sequen
         if not any(_matches_pattern(c, pattern) for c in layers):
             told = ", ".join(map(repr, get_close_matches(pattern, names, _LISTED, 0.0)))
             raise InputError(
-                f"no linear layer is named {pattern!r}, which is to stay float; of {len(names)} layers the nearest are"
-                f" {told}"
+                f"no linear layer matches {pattern!r}, which should stay float; the closest names of "
+                f"{len(names)} layers are {told}"
             )
 
 
@@ -168,7 +169,7 @@ def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> La
     pattern = next((p for p in patterns if _matches_pattern(layer, p)), None)
     if pattern is None:
         return layer
-    return replace(layer, reason=f"it was asked to stay float ({pattern})")
+    return replace(layer, reason=f"it was requested to stay float ({pattern})")
 
 
 def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
@@ -176,9 +177,9 @@ def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationR
         return layers
     # Nine taps of three digits each keep too little precision, and a channel has no more.
     if wish.to == "fp8":
-        why = "in FP8 a convolution in groups loses too much"
+        why = "in FP8, a grouped convolution loses too much accuracy"
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
-    name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
+    name = {"int4": "INT4 weights are supported", "int8": "dynamic quantization is supported"}[wish.to]
     ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
     if wish.dynamic:
         served = "MatMul, and Gemm of alpha = beta = 1 whose input is not transposed"
@@ -186,7 +187,7 @@ def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationR
         served = " and ".join(ops)
     fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
     return [
-        c if c.reason or good else replace(c, reason=f"{name} for {served}")
+        c if c.reason or good else replace(c, reason=f"{name} only for {served}")
         for c, good in zip(layers, fit, strict=True)
     ]
 
@@ -198,7 +199,7 @@ def build_notes(wish: QuantizationRequest) -> tuple[str, ...]:
         the notes.
     """
     if wish.to == "fp8":
-        return ("FP8 needs compute capability 8.9 or above",)
+        return ("FP8 needs compute capability 8.9 or higher",)
     if wish.runtime in ONNXRUNTIME and wish.to == "int8":
-        return ("uint8 with a zero point is for onnxruntime: TensorRT takes symmetric int8 alone",)
+        return ("uint8 with a zero point is only for onnxruntime: TensorRT supports only symmetric int8",)
     return ()

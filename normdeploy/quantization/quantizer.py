@@ -87,7 +87,7 @@ def quantize_model(
     if wish.rotate:
         before, turned = rotate_streams(before)
         if all(m.kind != "rotate" for m in turned):
-            notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
+            notes.append("nothing was rotated: the model has no attention and no one-node norm over its channels")
     graph = Graph(before)
     layers = find_candidates(graph, wish.weight_format, wish.block_size)
     require_matching_patterns(layers, wish.keep_float)
@@ -125,7 +125,7 @@ def quantize_model(
     told = tuple(
         layer
         if layer.status == "float" or layer.tensor in chosen
-        else replace(layer, status="float", reason="its error costs more than the metric allows")
+        else replace(layer, status="float", reason="its error exceeds the metric's limit")
         for layer in layers_told
     )
     told = tuple(_with_rounding_method(replace(layer, error=work.errors.get(layer.tensor)), chosen) for layer in told)
@@ -196,8 +196,8 @@ def _raise_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         return proto
     if stuck := ops_needing_conversion(proto, opset):
         raise GraphError(
-            f"the file has opset {entry.version}, the types need {opset}, and {stuck[0]} means something else there;"
-            f" export the model again with --opset {opset}"
+            f"the file has opset {entry.version}, but the types need opset {opset}, in which {stuck[0]} has "
+            f"another meaning; export the model again with --opset {opset}"
         )
     return raise_opset_number(proto, opset)
 
@@ -316,9 +316,9 @@ def _plan_layers(
 
 def _describe_unusable_stats(seen: ActivationStats | None) -> str:
     if seen is None:
-        return "its input has no element, or a number that is not finite, on the samples"
+        return "its input is empty or contains NaN or Inf on the samples"
     if float(seen.low.min()) == float(seen.high.max()):
-        return f"its input is {float(seen.low.min()):g} on all samples: no range can be taken of it"
+        return f"its input is {float(seen.low.min()):g} on all samples, so it has no range"
     return ""
 
 
@@ -353,8 +353,8 @@ def make_judge(
             reference[number] = dict(runner.infer(sample))
             if time.perf_counter() - start > _LONG[bool(wish.policy)] and number + 1 < len(reference):
                 notes.append(
-                    f"{number + 1} of {len(reference)} batches were judged against float64, the others against float32:"
-                    " float64 takes too long"
+                    f"{number + 1} of {len(reference)} batches were judged against float64, the others "
+                    "against float32, because float64 takes too long"
                 )
                 break
     except NormdeployError as error:

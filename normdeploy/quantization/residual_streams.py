@@ -129,7 +129,7 @@ class _StreamTraversal:
                 raise RefusedError(f"{t.name!r} is {graph.dtype(t)}, not float32")
             self.stream.widths.add(width)
             if graph.is_output(t):
-                raise RefusedError(f"{t.name!r} is an output of the graph")
+                raise RefusedError(f"{t.name!r} is a graph output")
             self._visit_producer(t)
             for node in graph.all_consumers_of(t):
                 if node.op not in ("Shape", "Size"):
@@ -138,7 +138,7 @@ class _StreamTraversal:
     def _last_dim(self, t: gs.Tensor) -> int:
         shape = self.layers.graph.shape(t)
         if not shape or not isinstance(shape[-1], int):
-            raise RefusedError(f"the file does not state how wide {t.name!r} is")
+            raise RefusedError(f"the file does not specify the last dim of {t.name!r}")
         return shape[-1]
 
     def _visit_producer(self, t: gs.Tensor) -> None:
@@ -146,18 +146,18 @@ class _StreamTraversal:
         node = self.layers.graph.producer(t)
         linear = self.layers.made.get(id(t))
         if node is None:
-            raise RefusedError(f"{t.name!r} is an input of the graph")
+            raise RefusedError(f"{t.name!r} is a graph input")
         if (refused := self.layers.refused.get(t.name)) is not None:
             raise RefusedError(refused.reason)
         if linear is not None:
             if linear.w.ndim != 2 or linear.node.op not in ("MatMul", "Gemm") or linear.weight != 1:
-                raise RefusedError(f"{describe_node(node)} writes it, whose channels do not lie along its last axis")
+                raise RefusedError(f"{describe_node(node)} writes it, but its channels are not along the last axis")
             self.stream.writers[id(linear.node)] = linear
         elif node.op == "Gather" and is_standard(node) and graph.is_constant(node.inputs[0]):
             self._visit_table(node)
         elif node.op in NORMS and is_standard(node):
             if not self.through:
-                raise RefusedError(f"{describe_node(node)} writes it, with a gamma or beta of its own")
+                raise RefusedError(f"{describe_node(node)} writes it with its own gamma or beta")
             self._visit_norm(node)
         else:
             self._visit_carrier(node)
@@ -168,7 +168,7 @@ class _StreamTraversal:
             if linear.data_input is not t:
                 raise RefusedError(f"{describe_node(node)} reads it as its weight")
             if not self.through:
-                raise RefusedError(f"{describe_node(node)} reads it, to which the mean of a row matters")
+                raise RefusedError(f"{describe_node(node)} reads it and depends on the mean of each row")
             rank = len(self.layers.graph.shape(t) or ())
             square = linear.w.ndim == 2 and linear.node.op in ("MatMul", "Gemm") and linear.weight == 1
             if not square or linear.input_channel_axis(rank) != rank - 1:
@@ -185,12 +185,12 @@ class _StreamTraversal:
         graph = self.layers.graph
         table = node.inputs[0]
         if int(node.attrs.get("axis", 0)) or len(graph.shape(table) or ()) != 2:
-            raise RefusedError(f"{describe_node(node)} does not pick rows of a matrix")
+            raise RefusedError(f"{describe_node(node)} does not select rows of a matrix")
         if not isinstance(table, gs.Constant):
-            raise RefusedError(f"the table of {describe_node(node)} is computed")
+            raise RefusedError(f"the table of {describe_node(node)} is not constant")
         for reader in graph.all_consumers_of(table):
             if reader.op not in ("Gather", "MatMul", "Gemm", "Transpose"):
-                raise RefusedError(f"the table {table.name!r} is read by {describe_node(reader)} as well")
+                raise RefusedError(f"{describe_node(reader)} also reads the table {table.name!r}")
         self.stream.tables[id(node)] = node
 
     def _visit_norm(self, node: gs.Node) -> None:
@@ -200,9 +200,9 @@ class _StreamTraversal:
         if not rank or int(graph.attrs(node).get("axis", -1)) % rank != rank - 1:
             raise RefusedError(f"{describe_node(node)} normalizes over several axes")
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]):
-            raise RefusedError(f"the statistics of {describe_node(node)} are read as well")
+            raise RefusedError(f"the statistics of {describe_node(node)} are also used")
         if not self.through and node.op in RMS:
-            raise RefusedError(f"{describe_node(node)} reads it, to which the mean of a row matters")
+            raise RefusedError(f"{describe_node(node)} reads it and depends on the mean of each row")
         self.stream.norms[id(node)] = node
         self.left.append(x)
         if self.through:
@@ -225,7 +225,7 @@ class _StreamTraversal:
             self.left += [node.inputs[i] for i in inputs if i not in constant]
             self.left += [o for o in node.outputs[: None if node.op == "Split" else 1] if o.name]
         if t is not None and not all(i in inputs for i, x in enumerate(node.inputs) if x is t):
-            raise RefusedError(f"{describe_node(node)} reads it otherwise than row by row")
+            raise RefusedError(f"{describe_node(node)} does not read it row by row")
 
     def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
         """Return the indices of the inputs that carry the map through ``node``.
@@ -246,7 +246,7 @@ class _StreamTraversal:
             read = node.inputs[:1]
         unknown = next((t for t, shape in zip(read, known, strict=False) if shape is None), None)
         if unknown is not None:
-            raise RefusedError(f"{describe_node(node)} reads {unknown.name!r}, whose rank the file does not state")
+            raise RefusedError(f"{describe_node(node)} reads {unknown.name!r}, whose rank is unknown")
         shapes = [shape or () for shape in known]
         if not is_standard(node) or not out or not isinstance(out[-1], int):
             raise refused
@@ -254,7 +254,7 @@ class _StreamTraversal:
         if op in _SUMS:
             if all(s and s[-1] == out[-1] for s in shapes):
                 return range(len(node.inputs))
-            raise RefusedError(f"{describe_node(node)} adds what does not have the stream's channels")
+            raise RefusedError(f"{describe_node(node)} adds a tensor without the stream's channels")
         if op in ("Mul", "Div"):
             wide = [i for i, s in enumerate(shapes) if s and s[-1] == out[-1] != 1]
             if (
@@ -262,7 +262,7 @@ class _StreamTraversal:
                 or (op == "Div" and wide != [0])
                 or any(s and s[-1] != 1 for s in [s for i, s in enumerate(shapes) if i not in wide])
             ):
-                raise RefusedError(f"{describe_node(node)} multiplies it by what varies along its channels")
+                raise RefusedError(f"{describe_node(node)} multiplies it by a tensor that varies along its channels")
             return wide
         # A product from the left mixes rows, not channels.
         if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:
@@ -308,16 +308,16 @@ class _StreamTraversal:
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]) or any(
             not t.is_empty() for t in node.inputs[4:6]
         ):
-            raise RefusedError(f"{describe_node(node)} keeps a past of its values")
+            raise RefusedError(f"{describe_node(node)} stores past values")
         if any(graph.is_output(o) for o in node.outputs[1:]):
-            raise RefusedError(f"{describe_node(node)} gives its values as an output")
+            raise RefusedError(f"{describe_node(node)} outputs its values")
         shape = graph.shape(node.inputs[2])
         if shape is None:
-            raise RefusedError(f"the file does not state the rank of the values of {describe_node(node)}")
+            raise RefusedError(f"the rank of the values of {describe_node(node)} is unknown")
         heads = int(node.attrs.get("kv_num_heads", 0))
         if len(shape) == 3 and isinstance(shape[-1], int):
             if not heads or shape[-1] % heads:
-                raise RefusedError(f"{describe_node(node)} does not say how many heads its values have")
+                raise RefusedError(f"{describe_node(node)} does not specify the number of heads of its values")
             self.stream.widths.add(shape[-1] // heads)
         return (2,)
 

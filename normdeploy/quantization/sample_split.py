@@ -56,8 +56,8 @@ def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequenc
         first = inputs[0].shape[0]
         if rows < 2 or not first.is_dynamic:
             raise InputError(
-                f"{cases[0].name!r} is one batch of {rows}, and the same sample never calibrates and judges; give at"
-                " least two"
+                f"{cases[0].name!r} is one batch of {rows}, but calibration and judging need different "
+                "samples; pass at least two"
             )
         smaller = replace(first, opt=-(-rows // 2))
         cases = _load_cases(
@@ -82,7 +82,7 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
     for number, item in enumerate(given):
         if isinstance(item, Mapping):
             arrays = {name: np.asarray(value) for name, value in item.items()}
-            cases += batch_cases(f"the mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
+            cases += batch_cases(f"mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:
             if not os.path.isdir(item):
                 # Read it here first, so that errors name it as calibration data.
@@ -98,7 +98,7 @@ def _row_count(feeds: Arrays) -> int:
 def _require_finite(feeds: Arrays, name: str) -> None:
     for key, value in feeds.items():
         if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
-            raise InputError(f"{name}: {key!r} holds a NaN or an infinity; no range can be taken of it, leave it out")
+            raise InputError(f"{name}: {key!r} contains NaN or Inf, so it has no range; remove it")
 
 
 def _require_different_samples(feeds: Sequence[Arrays]) -> None:
@@ -106,6 +106,4 @@ def _require_different_samples(feeds: Sequence[Arrays]) -> None:
         values = [f[key] for f in feeds]
         first = values[0].reshape(-1)[:1]
         if values[0].dtype.kind not in "iub" and all(v.size and bool((v == first).all()) for v in values):
-            raise InputError(
-                f"the samples of {key!r} are {first[0]:g} everywhere; give samples of the values that the model meets"
-            )
+            raise InputError(f"all samples of {key!r} are {first[0]:g}; pass representative samples")

@@ -261,7 +261,7 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
     gamma = known[0]
     beta = known[1] if len(known) > 1 else None
     if gamma is None or (len(node.inputs) > 2 and beta is None):
-        raise RefusedError(f"gamma or beta of {node.op} {node.name!r} is no constant")
+        raise RefusedError(f"gamma or beta of {node.op} {node.name!r} is not constant")
     rank = len(graph.shape(y) or ())
     axis = int(graph.attrs(node).get("axis", -1))
     if (
@@ -270,10 +270,10 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
         or axis % rank != rank - 1
         or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:])
     ):
-        raise RefusedError(f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well")
+        raise RefusedError(f"{node.op} {node.name!r} normalizes over several axes, or its statistics are also used")
     scale = np.ones_like(gamma) if condition is None else condition.scale
     if scale.shape != gamma.shape:
-        raise RefusedError(f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}")
+        raise RefusedError(f"{len(scale)} factors were passed for the {len(gamma)} channels of {node.op} {node.name!r}")
     dtype = np.dtype(np.float32)
     inverse = graph.add_constant(f"{y.name}_inverse", (1.0 / scale).astype(dtype).astype(np.float64), dtype)
     norm = graph.make_node(node.op, [node.inputs[0], inverse], y, dict(node.attrs), domain=node.domain or "")
@@ -313,15 +313,15 @@ def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLine
     """Make ``linear`` read z instead of y = a·z + b."""
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
-        raise RefusedError(f"{linear.title} holds a stack of weights")
+        raise RefusedError(f"{linear.title} has a stack of weights")
     t = linear.data_input
     views = layer_source(graph, linear.data_input).views
     nodes = list[gs.Node]()
     a, b = (input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
-        raise RefusedError(f"its scale or shift varies along more than the input channels of {linear.title}")
+        raise RefusedError(f"its scale or shift varies along more axes than the input channels of {linear.title}")
     if linear.has_padding() and b.any():
-        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to reach")
+        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to change")
     data = affine.z
     made: dict[tuple[int, int], gs.Node] = {}
     for view in views:
@@ -345,15 +345,16 @@ def _apply_condition(
     graph = work.graph
     rank = len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
-        raise RefusedError(f"{linear.title} holds a stack of weights")
+        raise RefusedError(f"{linear.title} has a stack of weights")
     if len(condition.scale) != linear.input_channels:
         raise RefusedError(
-            f"{len(condition.scale)} factors are given for the {linear.input_channels} input channels of {linear.title}"
+            f"{len(condition.scale)} factors were passed for the {linear.input_channels} input channels of "
+            f"{linear.title}"
         )
     if linear.data_input is not y or not rank:
-        raise RefusedError("views stand between, or its rank is not known")
+        raise RefusedError("views separate the two, or its rank is unknown")
     if condition.shift is not None and linear.has_padding():
-        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to reach")
+        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to change")
     laid = [-1 if i == linear.input_channel_axis(rank) else 1 for i in range(rank)]
     dtype = np.dtype(np.float32)
     nodes = list[gs.Node]()
@@ -375,7 +376,7 @@ def _apply_condition(
     affine = require_success(measure_affine(graph, z, end))
     a, b = (input_channel_vector(graph, values, end, end, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
-        raise RefusedError(f"its factors vary along more than the input channels of {linear.title}")
+        raise RefusedError(f"its factors vary along more axes than the input channels of {linear.title}")
     return _write_layer(work, affine, linear, (a, b), nodes, z, y)
 
 

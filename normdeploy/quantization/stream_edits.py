@@ -160,7 +160,7 @@ class StreamEdits:
         """
         self.edits += self._iter_edits()
         if not self._is_inverse():
-            raise RefusedError("the matrices of its writers and readers are no inverses of each other")
+            raise RefusedError("the matrices of its writers and readers are not inverse to each other")
 
     @property
     def _mapped_side(self) -> Literal["output"] | None:

@@ -148,12 +148,12 @@ def _require_matrix(stream: ResidualStream) -> None:
     """
     common = gcd(*stream.widths)
     if largest_order(common) == 1:
-        raise RefusedError(f"no Hadamard matrix divides its {common} channels")
+        raise RefusedError(f"its {common} channels are not divisible by the order of a Hadamard matrix")
     both = stream.writers.keys() & stream.readers.keys()
     if both:
-        raise RefusedError(f"{stream.writers[both.pop()].title} reads it and writes it")
+        raise RefusedError(f"{stream.writers[both.pop()].title} both reads and writes it")
     if not stream.readers:
-        raise RefusedError("no linear layer reads it, which could rotate it back")
+        raise RefusedError("no linear layer reads it, so nothing could rotate it back")
 
 
 def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
@@ -173,7 +173,8 @@ def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
                     left.append(node.outputs[0])
                 elif id(node) not in stream.readers and node.op not in ("Shape", "Size"):
                     raise RefusedError(
-                        f"{describe_node(node)} reads {describe_node(norm)}, whose gamma linear layers alone could take"
+                        f"{describe_node(node)} reads {describe_node(norm)}, whose gamma only linear layers could "
+                        "absorb"
                     )
 
 
@@ -187,9 +188,9 @@ def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
     try:
         trace_stream(work.layers, stream, norm.inputs[0], through=False)
         if work.graph.opset < OPSET:
-            raise RefusedError(f"RMSNormalization needs opset {OPSET}, at which an op of the file means something else")
+            raise RefusedError(f"RMSNormalization needs opset {OPSET}, in which an op of the file has another meaning")
         if len(stream.widths) > 1:
-            raise RefusedError(f"views cut its channels: {', '.join(map(str, sorted(stream.widths)))}")
+            raise RefusedError(f"views split its channels: {', '.join(map(str, sorted(stream.widths)))}")
         edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(None))
         edits.prove_edits()
         done = edits.apply_edits([_layer_norm_to_rms_norm(work, one) for one in stream.norms.values()])
@@ -209,7 +210,7 @@ def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedPropos
     y = norm.outputs[0]
     known = [graph.known_value(t) if not t.is_empty() else None for t in (*norm.inputs[1:3], gs.Variable.empty())][:2]
     if known[0] is None or (known[1] is None and len(norm.inputs) > 2 and not norm.inputs[2].is_empty()):
-        raise RefusedError(f"gamma or beta of {norm.op} {norm.name!r} is no constant")
+        raise RefusedError(f"gamma or beta of {norm.op} {norm.name!r} is not constant")
     ones = graph.add_constant(f"{y.name}_ones", np.ones(known[0].shape), FLOAT)
     attrs = {name: value for name, value in graph.attrs(norm).items() if name in ("axis", "epsilon", "stash_type")}
     constants = [

@@ -70,7 +70,9 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
     nodes, ends = _spread_from(graph, start)
     for node in nodes:
         if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
-            reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
+            reason = (
+                "BatchNormalization in training mode uses the statistics of the batch; export the model in eval mode"
+            )
             return Refusal(reason, node.outputs[0].name)
     if not any(_may_scale_channels(graph, n) for n in nodes):
         return iter(())
@@ -185,11 +187,13 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
     if isinstance(region, Refusal):
         return region
     if not dtypes or graph.shape(z) is None:
-        return Refusal(f"the type or shape of {z.name!r} is not known", z.name)
+        return Refusal(f"the type or shape of {z.name!r} is unknown", z.name)
     dtype = dtypes[0]
     if dtype.name not in FLOATING or dtypes[-1] != dtype:
         return Refusal(
-            f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name
+            f"{z.name!r} is {dtype.name} and {y.name!r} is {dtypes[-1].name}: both must have the same "
+            "floating-point type",
+            y.name,
         )
     for sizes in size_assignments(region.symbols, graph.shape(z)):
         size = concrete_shape(graph, z, sizes)
@@ -207,13 +211,13 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
                 if not (np.isfinite(shift).all() and np.isfinite(scale).all()):
                     return Refusal("its scale or shift is not finite", y.name)
                 if shift.shape != size:
-                    return Refusal(f"it broadcasts {size} to {shift.shape}", y.name)
+                    return Refusal(f"it broadcasts its input from shape {size} to {shift.shape}", y.name)
                 scale = _measure_scale(bound, size, _drop_constant_axes(scale))
                 sample = np.random.default_rng(17).standard_normal(size)
                 if not np.allclose(
                     bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())
                 ):
-                    return Refusal("it is no scale and shift", y.name)
+                    return Refusal("it is not a scale and shift", y.name)
                 return AffineChain(
                     region, z, y, scale, _drop_constant_axes(shift), dtype, _is_normalizing(graph, region.nodes)
                 )

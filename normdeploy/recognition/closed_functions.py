@@ -22,7 +22,7 @@ def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
     """
     for function, reason in closed_functions(proto):
         yield from _norms_inside(
-            function.model, function.place, f"the function that it is in can't be opened: {reason}"
+            function.model, function.place, f"the function that contains it can't be inlined: {reason}"
         )
 
 

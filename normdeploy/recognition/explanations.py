@@ -29,10 +29,11 @@ _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
     "ends": (
-        "recognition found a root over a reduction, but no two tensors around it that a norm could begin and end with"
+        "recognition found a root over a reduction, but no two tensors around it that could be a norm's "
+        "input and output"
     ),
-    "values": "recognition evaluated what lies between the two ends, and its values are not those of a norm",
-    "form": "recognition found a norm; what stands against it is the node that it would become",
+    "values": "recognition evaluated the nodes between input and output, and their values differ from those of a norm",
+    "form": "recognition found a norm, but no form for the target can express it",
 }
 
 
@@ -65,7 +66,7 @@ def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> t
         if any(wanted(t.name) for t in (*graph.gs.inputs, *(i for n in graph.nodes for i in n.inputs))):
             return (
                 Explanation(
-                    name, None, "", (), (f"it is an input or a constant of the graph: {_STARTS}, which nodes compute",)
+                    name, None, "", (), (f"it is an input or a constant of the graph, not a computed value: {_STARTS}",)
                 ),
             )
     raise InputError(_unknown_name_message(name, graphs.values(), findings))
@@ -250,14 +251,14 @@ def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Seq
     else:
         ops = Counter(n.op for n in nodes if not graph.is_shape_valued(n.outputs[0]))
         lines = [
-            f"no norm was found in its {len(nodes)} nodes:"
-            f" {', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"
+            f"no norm was found in these {len(nodes)} nodes: "
+            f"{', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"
         ]
     if not roots:
         if reductions:
-            there = f"; it has reductions ({_list_nodes(reductions)}), but takes the root of none"
+            there = f"; the reductions here ({_list_nodes(reductions)}) have no root after them"
         else:
-            there = "; there is neither near it"
+            there = "; neither was found nearby"
         lines.append(f"{_STARTS}{there}")
     by_tensor = {t: f for f in findings if not f.place for t in (*f.tensors, f.tensor)}
     for root in [r for r in roots if r.outputs[0].name not in by_tensor][:3]:
@@ -273,12 +274,12 @@ def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
     line = f"{root.outputs[0].name} = {_node_as_call(graph, root)}"
     around = candidate_at(graph, root)
     if around is None:
-        return [f"{_STARTS}; there is a root, {line}, but no reduction lies before it"]
+        return [f"{_STARTS}; the root {line} has no reduction before it"]
     tried = [r for r in candidate_readings(graph, around) if not isinstance(r, Norm)]
     attempts = [FittingAttempt(r.start, r.end, "values" if r.clarity else "ends", r.reason, r.tensor) for r in tried]
     return [
-        f"around the root {line} no norm begins and ends:",
-        *(_describe_attempts(attempts, "tried") or ["nothing there has one shape and one type"]),
+        f"no norm was recognized around the root {line}:",
+        *(_describe_attempts(attempts, "tried") or ["no tensors before and after it have the same shape and type"]),
     ]
 
 
@@ -318,9 +319,9 @@ def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence
             )
     inside = [k for k in known if name and name.lower() in k.lower()]
     near = inside[:5] or difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-    message = f"no tensor, node or module of the model is called {name!r}"
+    message = f"the model has no tensor, node or module named {name!r}"
     if near:
-        return f"{message}; near it: {', '.join(near)}"
+        return f"{message}; similar names: {', '.join(near)}"
     listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
     if len(listed) > 5:
         more = f" and {len(listed) - 5} more"
@@ -328,4 +329,4 @@ def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence
         more = ""
     if listed:
         return f"{message}; norms were found at {', '.join(listed[:5])}{more}"
-    return f"{message}, and no norm was found in it"
+    return f"{message}; no norm was found in the model"

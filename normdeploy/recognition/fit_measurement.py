@@ -30,7 +30,7 @@ from .norm_fit import Clarity, Denominator, NormFit, RejectedReading
 # scales.
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
-EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
+EVEN = "it is the same for x and −x: a deviation without its numerator"
 # Bytes of a large x; about a dozen arrays of its size are held during the measurement.
 _HEAVY = 2**20
 # About 1.7e10: an ε up to 0.1 is far below the tolerance at this scale, inside the root or outside.
@@ -52,7 +52,7 @@ def measure_fit(
         the fit, or a rejected reading with the reason.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
-        return RejectedReading(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
+        return RejectedReading(f"its input has shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
     try:
         with evaluator.silence_numpy():
             if like is not None and like.shape == shape:
@@ -63,7 +63,7 @@ def measure_fit(
                 return same
             return _fit_region(_RegionProbe(bound, shape, others))
     except EvaluationFailed as e:
-        return RejectedReading(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
+        return RejectedReading(f"it can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
 
 
 class _RegionProbe:
@@ -78,7 +78,7 @@ class _RegionProbe:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         y = self.bound.run([x, *self.others])
         if y.shape != self.shape:
-            raise EvaluationFailed(f"its result has the shape {y.shape}, its input {self.shape}")
+            raise EvaluationFailed(f"its result has shape {y.shape}, its input {self.shape}")
         return y
 
     def draw_input(self) -> np.ndarray:
@@ -108,7 +108,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return RejectedReading("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
+        return RejectedReading("it gives NaN or Inf on ordinary inputs", clarity=Clarity.VAGUE)
     beta = (up + down) / 2
     odd = (up - down) / 2
     # x may have millions of elements, and an export may reach its memory peak here.
@@ -117,7 +117,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
         if moves:
             return RejectedReading(EVEN, clarity=Clarity.VAGUE, kind=RefusalKind.EVEN)
-        return RejectedReading("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
+        return RejectedReading("it does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
     groups = _measure_groups(ask, z, up, odd)
     if isinstance(groups, RejectedReading):
         return groups
@@ -128,7 +128,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
     plain = NormFit(ask.shape, axes, split, block, centered, 0.0, np.ones(()), np.zeros(()))
     if centered and plain.group_size == 1:
         return RejectedReading(
-            "each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE
+            "each group has one element, so the result does not depend on the input", clarity=Clarity.VAGUE
         )
     odd /= plain(_LARGE * z)
     fitted = _measure_epsilon(ask, plain, odd, beta, z)
@@ -172,7 +172,7 @@ def _measure_groups(
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
     if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
-        return RejectedReading("its groups are no blocks along one axis")
+        return RejectedReading("its groups are not blocks along one axis")
     if not full and not part:
         return RejectedReading("each element is normalized by itself", clarity=Clarity.VAGUE)
     return full, (part[0] if part else None), (extent[part[0]] if part else 1)
@@ -228,7 +228,7 @@ def _measure_epsilon(
     for _ in range(8):
         ratio = ask.odd_part(scale * z)[weight] / unit
         if not np.isfinite(ratio).all():
-            return RejectedReading("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
         # The estimate is below float64's resolution at this scale.
@@ -282,13 +282,13 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     if not np.allclose(large, unit, rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
             return RejectedReading(
-                "its result grows with its input: not divided by its own deviation (global response normalization is"
-                " such)",
+                "its result grows with its input, so it is not divided by its own deviation (for example "
+                "global response normalization)",
                 clarity=Clarity.VAGUE,
             )
         return RejectedReading(
-            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no"
-            " root)",
+            "its numerator and denominator use different statistics (another mean, other axes, another tensor, "
+            "or no root)",
             clarity=Clarity.VAGUE,
         )
     deviation = np.sqrt(v)
@@ -296,7 +296,7 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     for _ in range(5):
         ratio = ask.odd_part(scale * x)[sure] / unit
         if not np.isfinite(ratio).all():
-            return RejectedReading("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)
@@ -312,7 +312,9 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
         if clamped is not None and not _matches_fresh_input(ask, clamped):
             return clamped
         return RejectedReading(CLAMPED, fit=replace(fitted, epsilon=math.nan))
-    return RejectedReading("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
+    return RejectedReading(
+        "epsilon is not added to the variance as in sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan)
+    )
 
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:

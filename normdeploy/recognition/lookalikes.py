@@ -60,7 +60,7 @@ def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
                 tensor=node.outputs[0].name,
                 module=graph.module(node),
                 spelling=" ".join(n.op for n in nodes if not graph.is_shape_valued(n.outputs[0])),
-                reason=f"{reason}: recognition starts from a square root of one",
+                reason=f"{reason}; recognition starts from a square root over a reduction",
                 dtype=d.name if (d := graph.dtype(x)) is not None else "",
                 input=x.name,
                 shape=graph.shape(x),
@@ -145,15 +145,15 @@ def _describe_denominator(
     """Describe the denominator; None if nobody would mistake it for a norm's."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
-        return "it divides by a range (largest minus smallest), no standard deviation"
+        return "it divides by a range (largest minus smallest), not by a standard deviation"
     magnitudes = "ReduceL1" in ops or any(n.op == "Abs" for a in above for n in a.nodes)
     if magnitudes:
         return (
-            f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, no"
-            " standard deviation"
+            f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, "
+            "not by a standard deviation"
         )
     if "ReduceSumSquare" in ops or any(_is_square(graph, n) for a in above for n in a.nodes):
-        return f"it divides by {'a variance' if is_centered else 'a mean or sum of squares'} whose root is not taken"
+        return f"it divides by {'a variance' if is_centered else 'a mean or sum of squares'} without taking the root"
     return None
 
 

@@ -59,13 +59,11 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Reject
     cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
     # A norm does not begin after a narrowing Cast: the Cast is not an entry to a part in half precision.
     if cast is not None:
-        yield RejectedReading(
-            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
-        )
+        yield RejectedReading(f"an internal Cast, {cast.name!r}, narrows its statistics", cast.outputs[0].name)
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_overridable(t.name)), "")
     if default:
         yield RejectedReading(
-            f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant",
+            f"{default!r} is both an initializer and a graph input, so a caller may override it: it is not a constant",
             default,
         )
 
@@ -75,18 +73,18 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
     shape = graph.shape(x)
     dtype = graph.dtype(x)
     if shape is None or dtype is None:
-        return RejectedReading(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
+        return RejectedReading(f"the type or shape of {x.name!r} is unknown", x.name, clarity=Clarity.VAGUE)
     if dtype.name not in FLOATING:
         return RejectedReading(
-            f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART
+            f"{x.name!r} is {dtype.name}; norms need a floating-point type", x.name, clarity=Clarity.APART
         )
     if (graph.dtype(y) or dtype) != dtype:
         return RejectedReading(
-            f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART
+            f"its result is {graph.dtype(y)}, but its input is {dtype}", y.name, clarity=Clarity.APART
         )
     if _have_different_shapes(graph, x, y):
         return RejectedReading(
-            f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART
+            f"its result has shape {graph.shape(y)}, but its input {shape}", y.name, clarity=Clarity.APART
         )
     region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, Refusal):
@@ -98,22 +96,22 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
     if region.shape_leaves and not _have_same_shape(graph, x, y):
         # The sizes chosen for the evaluation may make the two shapes agree although they differ in general.
         return RejectedReading(
-            f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
+            f"its result gets its shape from another tensor, which may differ from the shape of {x.name!r}",
             y.name,
             clarity=Clarity.APART,
         )
     if not any(n.op in REDUCTIONS or is_norm_node(n) for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
-        return RejectedReading("no mean is taken between them", y.name, clarity=Clarity.APART)
+        return RejectedReading("no mean is computed between them", y.name, clarity=Clarity.APART)
     cast = find_narrowing_cast(graph, region.nodes, dtype)
     if cast is not None:
         return RejectedReading(
-            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it",
+            f"an internal Cast, {cast.name!r}, narrows its statistics",
             cast.outputs[0].name,
             region=region,
         )
     # Two norms in a row multiply to one norm, but with an epsilon that nobody wrote.
     if _longest_norm_chain(graph, region) > 1:
-        return RejectedReading("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
+        return RejectedReading("there are two consecutive norms between them", y.name, clarity=Clarity.APART)
     return read_region(region, shape, dtype)
 
 

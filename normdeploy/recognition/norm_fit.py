@@ -88,7 +88,7 @@ class NormFit:
             ValueError: the blocks don't divide the axis.
         """
         if self.split is not None and shape[self.split] % self.block:
-            raise ValueError(f"blocks of {self.block} don't divide {shape[self.split]}")
+            raise ValueError(f"an axis of size {shape[self.split]} is not divisible into blocks of {self.block}")
         return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
 
     def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

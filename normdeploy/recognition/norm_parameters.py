@@ -95,7 +95,9 @@ def _data_parameter(
             return MeasuredParameter(None, _underlying_vector(graph, t) if vector else t, varies)
         node = graph.producer(t)
         if node is None or node.op not in _SAME_ORDER:
-            return Refusal(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
+            return Refusal(
+                f"its scale or shift {leaf.name!r} does not vary along the normalized axes in order", leaf.name
+            )
         t = node.inputs[0]
 
 

@@ -29,8 +29,7 @@ def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
             else:
                 name = node.op
             return (
-                f"its deviation divides what {name} makes, where a norm divides its input, or that minus its mean"
-                " (EvoNorm is such)"
+                f"its deviation divides the result of {name}, not its input or its input minus the mean (as in EvoNorm)"
             )
     return EVEN
 

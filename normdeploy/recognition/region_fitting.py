@@ -43,7 +43,7 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
             return RejectedReading(
-                "data of its input's own shape enters it: a residual stream, no gamma or beta",
+                "it uses other data of its input's shape: a residual stream, not gamma or beta",
                 region.y.name,
                 clarity=Clarity.APART,
             )
@@ -149,7 +149,7 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
 def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
     """Describe how two fits of one region at two sizes differ; None if they agree."""
     if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
-        return "what it normalizes over changes with the dynamic sizes"
+        return "the normalized elements change with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
     if a.gamma.shape == b.gamma.shape:
@@ -183,7 +183,7 @@ def _build_norm(
     if isinstance(beta, Refusal):
         return beta
     if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
-        return Refusal("data enters it in a way that is no plain scale or shift", region.y.name)
+        return Refusal("data enters it other than as a scale or shift", region.y.name)
     dynamic = [
         a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)
     ]
@@ -192,7 +192,7 @@ def _build_norm(
     if dtype.itemsize == 2 and _has_wider_constants(graph, region):
         for p in (gamma, beta):
             if p is not None and p.value is not None and not _is_representable(p.value, dtype):
-                return Refusal(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
+                return Refusal(f"its gamma or beta can't be represented in {dtype.name}", region.y.name)
     data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
     if data:
         again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE)
@@ -220,8 +220,8 @@ def _build_norm(
 def _epsilon_notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
     """Note an epsilon that a Cast of the file turns into zero; the node keeps the number that its author wrote."""
     return tuple(
-        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on"
-        f" constant rows, the node computes with the {number:.7g} that was written"
+        f"its epsilon {number:.7g} becomes 0 when the file casts it to {kind}: the original may divide by "
+        f"zero on constant rows; the node uses {number:.7g} as written in the model"
         for number, kind in numbers_cast_to_zero(graph, region)
         if abs(number - epsilon) <= 1e-7 * epsilon
     )

@@ -17,6 +17,7 @@ from ..errors import NormdeployError
 from . import diagram_svg
 from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
+from .race_summary import describe_fastest
 from .report import SCHEMA
 
 if TYPE_CHECKING:
@@ -222,11 +223,5 @@ def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
         best = min(ran, key=lambda e: float(e["median"]), default=None)
         if best is not None:
-            stats.append(
-                (
-                    f"{format_number(best['median'])} ms",
-                    f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}",
-                    "",
-                )
-            )
+            stats.append((f"{format_number(best['median'])} ms", describe_fastest(ran) or "the only one timed", ""))
     return stats

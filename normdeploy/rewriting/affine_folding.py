@@ -57,7 +57,7 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
         return None
     why = next(
         (r.reason for r in refusals if r.kind is not RefusalKind.NO_LINEAR_OP),
-        "no linear op stands before or behind it",
+        "no linear op precedes or follows it",
     )
     why = costly.reason if costly is not None else why
     if (
@@ -65,7 +65,7 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
         and all(r.kind is RefusalKind.NO_LINEAR_OP for r in refusals)
         and is_quantized_dequantized(graph, longest.z)
     ):
-        why = "what it reads is quantized: rounding stands between it and what is before"
+        why = "its input is quantized, so rounding separates it from the preceding ops"
     # Sub, Div, Mul and Add by vectors are the remains of a BatchNorm that another optimizer expanded, with its root
     # already folded.
     if longest.normalizes or len(longest.nodes) > 2 or costly is not None:
@@ -84,7 +84,7 @@ def _propose_lone_affine(
     if isinstance(made, batch_norm.AffineFold):
         if target.wanted.partial:
             return _fold_proposal(graph, chain, made, why, target)
-        why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
+        why += "; folding only its scale would quantize x + shift/scale, which has a wider range"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
     # A torch cat of one tensor is an Identity.
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]
@@ -96,7 +96,7 @@ def _propose_lone_affine(
     if plain and done and lone and _belongs_to_norm(graph, steps[0]):
         return None
     if plain and done:
-        return _fold_finding(graph, chain, target, "kept", reason=f"it is one scale and shift already; {why}")
+        return _fold_finding(graph, chain, target, "kept", reason=f"it is already one scale and shift; {why}")
     made = drop_costly_fold(
         graph,
         chain,

@@ -151,7 +151,7 @@ class MergedBranchExpressions(ComputedConstants):
         assert part.chain is not None
         a, c = evaluate_scale_and_shift(m, graph, part.chain)
         if a.sized or c.sized:
-            raise NotProved(ProofFailure.SIZE, "a scale or shift of it depends on a size")
+            raise NotProved(ProofFailure.SIZE, "one of its scales or shifts depends on a size")
         taps = ((),) * (self.frame.w.ndim - 2)
         a = _as_channel_vector(m, a, self.frame.output_channels)
         c = _as_channel_vector(m, c, self.frame.output_channels)

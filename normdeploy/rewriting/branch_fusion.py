@@ -130,8 +130,9 @@ def _drop_costly_merge(
     if loss is None:
         return form
     reason = (
-        f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to"
-        f" {loss.after.error:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
+        f"merging it would lose accuracy: the error in channel {loss.channel} would grow from "
+        f"{loss.before:.2g} to {loss.after.error:.2g}; the limit is {TIMES} times the error before plus "
+        f"{ULPS} ulp"
     )
     return CostlyFold(reason, form.old.name)
 

@@ -144,9 +144,9 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
     dtype = graph.dtype(node.outputs[0])
     for part in parts:
         if not is_read_once(graph, part.out):
-            return Refusal(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
+            return Refusal(f"other nodes also read {part.out.name!r}, one of two parallel branches", part.out.name)
         if part.linear is not None and part.linear.shared > 1:
-            return Refusal(f"the weight of {part.linear.title} would be stored once more", part.out.name)
+            return Refusal(f"the weight of {part.linear.title} would be stored an additional time", part.out.name)
     reason = ""
     for frame, other in (parts, parts[::-1]):
         if frame.linear is None:
@@ -157,7 +157,7 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
             reason = str(error)
             continue
         if dtype is None:
-            return Refusal(f"the type of {y.name!r} is not known", y.name)
+            return Refusal(f"the type of {y.name!r} is unknown", y.name)
         small, shift = branch_weight(frame.linear, other)
         w = frame.sign * frame.linear.w
         cut = tuple(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True))
@@ -165,8 +165,8 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
         hider = nan_visibility.find_hiding_op(graph, y, w, frame.linear.groups)
         if hider is not None:
             return Refusal(
-                f"the sum of two infinities is NaN where the branches differ in sign, merged it is one that {hider.op}"
-                " hides",
+                "if the branches are infinite with opposite signs, their sum is NaN; merged, it would be "
+                f"an infinity, which {hider.op} hides",
                 y.name,
             )
         c = frame.sign * np.broadcast_to(frame.linear.c, frame.linear.output_channels) + other.sign * shift
@@ -210,18 +210,18 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
     """
     other = part.linear
     if frame.w.ndim < 3:
-        raise RefusedError("it has no axes of places")
+        raise RefusedError("it has no spatial axes")
     if other is None and frame.output_channels != frame.input_channels:
         raise RefusedError(
-            f"{frame.title} has {frame.input_channels} channels before and {frame.output_channels} behind it, its"
-            " parallel branch as many as its input"
+            f"{frame.title} has {frame.input_channels} input channels and {frame.output_channels} output "
+            "channels, but its parallel branch does not change the number of channels"
         )
     if any(
         str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None
     ):
-        raise RefusedError(f"{frame.title} and its parallel branch pad by a rule (auto_pad)")
+        raise RefusedError(f"{frame.title} or its parallel branch uses auto_pad")
     if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
-        raise RefusedError(f"{frame.title} and {other.title} beside it differ in groups or channels")
+        raise RefusedError(f"{frame.title} and the parallel {other.title} differ in groups or channels")
     axes = frame.w.ndim - 2
     places = []
     for i in range(axes):
@@ -230,14 +230,14 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
         if other is None:
             beside = "its parallel branch"
         else:
-            beside = f"{other.title} beside it"
+            beside = f"the parallel {other.title}"
         if own[0] != stride:
-            raise RefusedError(f"{frame.title} has the stride {stride}, {beside} {own[0]}")
+            raise RefusedError(f"{frame.title} has stride {stride}, {beside} has {own[0]}")
         if own[1] != dilation and own[4] > 1:
-            raise RefusedError(f"{frame.title} has the dilation {dilation}, {beside} {own[1]}")
+            raise RefusedError(f"{frame.title} has dilation {dilation}, {beside} has {own[1]}")
         at, rest = divmod(begin - own[2], dilation)
         if rest or at < 0 or at + own[4] > kernel or end - own[3] != (kernel - own[4] - at) * dilation:
-            raise RefusedError(f"the paddings of {frame.title} and of {beside} do not line up")
+            raise RefusedError(f"the paddings of {frame.title} and {beside} do not align")
         places.append(at)
     return tuple(places)
 

@@ -94,7 +94,9 @@ def _results_to_store(graph: Graph, part: ConstantSubgraph, left: int, reasons: 
     for t in part.results:
         node = graph.producer(t)
         if id(t) not in chosen and node is not None:
-            reasons[id(node)] = f"constants alone feed it, but stored once the file would be larger by {whole:,} bytes"
+            reasons[id(node)] = (
+                f"it depends only on constants, but storing its value would add {whole:,} bytes to the file"
+            )
     return list(chosen.values())
 
 
@@ -116,10 +118,10 @@ def _stored_values(graph: Graph, chosen: Sequence[gs.Tensor], reasons: dict[int,
                     stored.dtype.kind in "iub" or bool(np.isfinite(stored.astype(np.float64)).all())
                 )
         except evaluator.UnsupportedOp as e:
-            reasons[id(node)] = f"constants alone feed it, but it can't be computed: {e}"
+            reasons[id(node)] = f"it depends only on constants, but its value can't be computed: {e}"
             continue
         if stored is None or not fits or stored.shape != graph.shape(t):
-            reasons[id(node)] = "constants alone feed it, but what it computes is not finite, or of no known type"
+            reasons[id(node)] = "it depends only on constants, but its value is not finite or its type is unknown"
             continue
         computed.append(StoredTensor(t, stored))
     return computed
@@ -158,4 +160,4 @@ def _reason_not_stored(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> 
         ]
         seen.update(map(id, new))
         stack += new
-    return "constants alone feed it, but a step or a narrower type behind it depends on how it is rounded"
+    return "it depends only on constants, but a later step or a narrower type after it is sensitive to its rounding"

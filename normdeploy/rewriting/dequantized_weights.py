@@ -205,9 +205,9 @@ def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
         _treat_as_constant(graph, one.node)
     kinds = ", ".join(dict.fromkeys(np.dtype(graph.dtype(one.node.inputs[0])).name for one in made.values()))
     mirrored = sum(one.mirrored for one in made.values())
-    said = f", into the scales of its {kinds} codes"
+    said = f", in the scales of its {kinds} weight"
     if mirrored:
-        said += f", of which those of {mirrored} channel{'s' * (mirrored > 1)} are negated"
+        said += f", with the codes of {mirrored} channel{'s' * (mirrored > 1)} negated"
     return replace(form, nodes=nodes, edits=edits, became=form.became + said)
 
 
@@ -253,21 +253,21 @@ def rescaled_parts(
     node = codes.node
     dtype = graph.dtype(node.inputs[1])
     if dtype is None or graph.dtype(node.outputs[0]) not in (None, dtype):
-        return Refusal(f"the weight of {title} is dequantized to another type than that of its scales", "")
+        return Refusal(f"the weight of {title} is dequantized to a type that differs from the type of its scales", "")
     step = np.where(factor == 0, codes.step, np.abs(factor) * codes.step)
     laid = _layout_scale(graph, share, codes, step)
     if isinstance(laid, Refusal):
         return laid
     if not is_representable(dtype, *(np.array(v) for v in (laid[0].min(), laid[0].max()))):
-        return Refusal(f"the folded scales of {title} do not fit into {np.dtype(dtype).name}", "")
+        return Refusal(f"the folded scales of {title} are out of range for {np.dtype(dtype).name}", "")
     low, high = finite_limits(codes.q.dtype)
     mirrored = np.sign(factor) * (codes.q.astype(np.float64) - codes.zero) + codes.zero
     beyond = int(np.count_nonzero((mirrored < low) | (mirrored > high)))
     if beyond:
         worst = codes.q.reshape(-1)[int(np.argmax(np.abs(mirrored - codes.zero).reshape(-1)))]
         return Refusal(
-            f"its scale is negative in some channels, and {beyond} codes of {title} ({float(worst):g} and the like)"
-            f" have no counterpart in {codes.q.dtype.name}, which ends at {low:g} and {high:g}",
+            f"its scale is negative in some channels, so {beyond} codes of {title} (for example {float(worst):g}) "
+            f"would exceed the range of {codes.q.dtype.name}, {low:g} to {high:g}",
             "",
         )
     return mirrored.astype(codes.q.dtype), laid[0], laid[1]
@@ -282,7 +282,7 @@ def _layout_scale(
         blocks = step.take(starts, axis=codes.axis)
         if (np.repeat(blocks, codes.block, codes.axis).take(range(step.shape[codes.axis]), codes.axis) == step).all():
             return blocks, {"axis": codes.axis, "block_size": codes.block}
-        return Refusal(f"its scale differs within the blocks of {codes.block} of {share.linear.title}", "")
+        return Refusal(f"its scale varies within blocks of {codes.block} of {share.linear.title}", "")
     if step.size and (step == step.flat[0]).all() and codes.step.size == 1:
         return np.asarray(step.flat[0]), {}
     if codes.step.size > 1:
@@ -293,8 +293,11 @@ def _layout_scale(
         first = step.max(axis=tuple(i for i in range(step.ndim) if i != axis), keepdims=True)
         if (first == step).all():
             if graph.opset < _PER_CHANNEL:
-                why = f"DequantizeLinear of opset {graph.opset} has one scale for all channels; export with opset 13"
-                return Refusal(f"{why} or above", "")
+                why = (
+                    f"DequantizeLinear of opset {graph.opset} supports only one scale for all channels; "
+                    "export with opset 13"
+                )
+                return Refusal(f"{why} or higher", "")
             return first.reshape(-1), {"axis": axis}
     if share.side != "output":
         where = "input"
@@ -305,8 +308,8 @@ def _layout_scale(
     else:
         groups = ""
     return Refusal(
-        f"{share.linear.title}{groups} has a scale for each place of axis {(*own, output_axis(share.linear))[0]} of its"
-        f" weight, and the {where} channels that are scaled lie along another",
+        f"{share.linear.title}{groups} has one scale per index of axis {(*own, output_axis(share.linear))[0]} "
+        f"of its weight, but the scaled {where} channels are along another axis",
         "",
     )
 
@@ -381,6 +384,6 @@ def _require_same_weight(
     proved = graph.value(share.weight)
     if not (np.abs(value - proved) <= _CLOSE * np.abs(proved)).all():
         raise ExportError(
-            f"codes and scales of {share.linear.title} are not the weight that was proved. This is a mistake of"
-            " normdeploy's; please report it"
+            f"the codes and scales of {share.linear.title} differ from the proved weight. This is a bug in "
+            "normdeploy; please report it"
         )

@@ -366,7 +366,7 @@ def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Rewrit
         tensor=norm.name,
         module=graph.module(producer) if producer is not None else "",
         spelling=node.op,
-        reason="it is one node already",
+        reason="it is already one node",
         axes=_normalized_axes(graph, node),
         epsilon=float(attrs["epsilon"]),
         dtype=dtype.name if dtype is not None else "",

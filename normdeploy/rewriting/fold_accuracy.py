@@ -89,9 +89,9 @@ def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusa
     else:
         into = "as one scale and shift, it"
     reason = (
-        f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
-        f" {worst.before:.2g} to {worst.after.error:.2g} at the inputs that its statistics state, and {TIMES} times the"
-        f" error before and {ULPS} ulp are allowed"
+        f"{into} would lose accuracy: for inputs with its stored statistics, the error in channel "
+        f"{worst.channel} ({chain.dtype.name}) would grow from {worst.before:.2g} to {worst.after.error:.2g}; "
+        f"the limit is {TIMES} times the error before plus {ULPS} ulp"
     )
     return CostlyFold(reason, chain.y.name)
 

@@ -62,9 +62,9 @@ def _describe_difference(graph: Graph, t: gs.Constant) -> str | None:
     if read is held:
         return None
     if read.shape != held.shape:
-        return f"{t.name!r} was read in the shape {list(read.shape)}, and the file has {list(held.shape)}"
+        return f"{t.name!r} was read with shape {list(read.shape)}, but its shape in the file is {list(held.shape)}"
     if not _have_same_bits(read, held):
-        return f"{t.name!r} was read as other numbers than the file has"
+        return f"the values read from {t.name!r} differ from the values in the file"
     return None
 
 

@@ -91,7 +91,7 @@ def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Propose
             standard = "standard "
         else:
             standard = ""
-        return _with_package_kind(_norm_finding(search, norm, "kept", reason=f"it is one {standard}node already"), root)
+        return _with_package_kind(_norm_finding(search, norm, "kept", reason=f"it is already one {standard}node"), root)
     return _norm_proposal(search, around, norm, form)
 
 
@@ -144,7 +144,7 @@ def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, fail
     if isinstance(failure, Refusal):
         return _norm_finding(search, norm, "refused", reason=failure.reason)
     failed = unproved_finding(_norm_finding(search, norm, "undone", form), failure)
-    by = f"as the package {form.package!r} writes it: {failed.reason}"
+    by = f"in the form of package {form.package!r}: {failed.reason}"
     if form.package:
         return replace(failed, reason=by)
     return failed
@@ -213,7 +213,7 @@ def _best_reading(
             continue
         made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse)
         if isinstance(made, NormForm) and made.opset > wanted.limit:
-            reason = f"its node needs opset {made.opset}, the file has {graph.opset}"
+            reason = f"its node needs opset {made.opset}, but the file has opset {graph.opset}"
             made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
         if isinstance(made, Refusal):
             rejected = RejectedReading(

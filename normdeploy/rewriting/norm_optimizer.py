@@ -103,7 +103,7 @@ def optimize_norms(
     """
     for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
         if value not in known:
-            raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
     light, kept = (proto, weights) if weights is not None else share_large_weights(proto)
     out, summary, _ = optimize_with_steps(
         light, RewriteOptions(runtime, fuse, census=census, progress=progress, weights=kept), strict
@@ -162,8 +162,9 @@ def require_kept(findings: Sequence[Finding]) -> None:
     failed = [f for f in findings if f.status == "undone"]
     if failed:
         raise CertificateError(
-            f"{len(failed)} of {len(findings)} rewrites failed their certificates, the first {failed[0].tensor!r}:"
-            f" {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
+            f"{len(failed)} of {len(findings)} rewrites failed their certificates; the first is "
+            f"{failed[0].tensor!r}: {failed[0].reason}. Without --strict, the export leaves these subgraphs "
+            "unchanged."
         )
 
 
@@ -179,9 +180,9 @@ def require_exact(findings: Sequence[Finding]) -> None:
             and f.certificate is not None
             and (f.certificate.method != "exact" or f.certificate.gains)
         ):
-            why = f.certificate.note or "its certificate rests on inputs alone"
+            why = f.certificate.note or "its certificate rests only on sampled inputs"
             raise CertificateError(
-                f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}"
+                f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof requires: {why}"
             )
 
 
@@ -190,7 +191,7 @@ _ATTEMPTS = 8
 
 
 def _give_up_finding(finding: Finding) -> Finding:
-    reason = f"{_ATTEMPTS - 2} times a rewrite of this file turned out to be one that onnxruntime can't run well"
+    reason = f"onnxruntime ran some rewrite of this file poorly in each of {_ATTEMPTS - 2} attempts, so all were undone"
     return undone_finding(finding, reason)
 
 
@@ -236,8 +237,8 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     if name is None:
         return work, shadows.restore_names(out)
     reason = (
-        f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for"
-        " it; rename it"
+        f"the file has a function named {name!r}; in the rewritten file, it would be confused with the ONNX "
+        "op of that name; rename the function"
     )
     work.findings = [
         replace(f, status="refused", reason=reason, became="", written=()) if _is_written(f) else f

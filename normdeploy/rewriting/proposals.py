@@ -28,7 +28,7 @@ from .certification import Failure, ResultPair, Rewrite
 from .rewrite_ledger import LedgerEntry, RewriteOptions
 from .rounding_verdicts import RoundingTrial
 
-COMPUTED = "computed once: constants alone feed it"
+COMPUTED = "computed once: it depends only on constants"
 
 
 @dataclass(frozen=True)

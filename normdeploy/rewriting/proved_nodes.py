@@ -71,8 +71,9 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
         there[seal.digest] -= 1
         if there[seal.digest] < 0:
             raise ExportError(
-                f"the node that makes {seal.tensor!r} is not in the file as it was proved: its attributes or constants"
-                " have changed since. This is a mistake of normdeploy's; please report it"
+                f"the node that computes {seal.tensor!r} in the file differs from the proved one: its "
+                "attributes or constants have changed since. This is a bug in normdeploy; please report "
+                "it"
             )
 
 

@@ -91,7 +91,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
 
 
 def _kept_remark(told: LedgerEntry, reason: str) -> Remark:
-    note = f"the QuantizeLinear behind it stays a node of its own: {reason}"
+    note = f"the QuantizeLinear after it stays a separate node: {reason}"
     return Remark([told], lambda finding: replace(finding, notes=(*finding.notes, note)))
 
 
@@ -112,7 +112,7 @@ def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
     attrs = full_attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
     shape = graph.shape(x)
     if shape is None or graph.dtype(x) != graph.dtype(scale):
-        raise RefusedError("the rank of its norm's input is not known, or the norm has the type of its scale")
+        raise RefusedError("the rank of its norm's input is unknown, or the types of input and scale differ")
     axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
     given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
     return graph.make_node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
@@ -135,12 +135,12 @@ def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequen
     if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
         readers = len(graph.consumers(y)) - max(1, len(own))
         if graph.is_output(y):
-            others = "and is an output"
+            others = "is also a graph output"
         else:
-            others = f"and {readers} other{'s' * (readers > 1)}"
-        raise RefusedError(f"it reads the norm's result {others} too, which is no quantized number there")
+            others = f"is also read by {readers} other node{'s' * (readers > 1)}"
+        raise RefusedError(f"the norm's unquantized result {others}")
     if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
-        raise RefusedError("the norm's mean or its deviation is read as well")
+        raise RefusedError("the norm's mean or inverse deviation is also used")
 
 
 def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: RowQuantization | None) -> gs.Node:
@@ -151,7 +151,7 @@ def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: R
     """
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and describe_missing(ours, [t.name for t in norm.inputs], norm.attrs):
-        raise RefusedError(f"its {norm.op} is another op of that name")
+        raise RefusedError(f"its {norm.op} does not match normdeploy's op of that name")
     # The opset of the nodes written so far.
     opset = max(graph.opset, row.since)
     if ours is None:
@@ -168,7 +168,7 @@ def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: R
         _require_last_axis(graph, norm, attrs)
         if tail.cast and not tail.least:
             raise RefusedError(
-                "a row of zeros is 0 / 0, of which a Cast to int8 may make anything; bound its scale from below"
+                "a row of zeros gives 0 / 0, which a Cast to int8 may turn into any value; bound its scale from below"
             )
         inputs += [tail.zero_point(graph)]
         behind = tail.build_nodes(graph, y, inputs[-1])
@@ -192,7 +192,7 @@ def _require_last_axis(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) ->
     rank = len(graph.shape(norm.inputs[0]) or ())
     axes = attrs.get("axes") or [attrs.get("axis", -1)]
     if not rank or [a % rank for a in axes] != [rank - 1]:
-        raise RefusedError("its norm is not over the last axis alone")
+        raise RefusedError("its norm does not normalize exactly the last axis")
 
 
 def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
@@ -209,11 +209,11 @@ def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor
         shape = graph.shape(inputs[-1])
         dtype = graph.dtype(inputs[-1])
         if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
-            raise RefusedError("its norm has no bias, and a scale of unknown shape")
+            raise RefusedError("its norm has no bias, and the shape of its scale is unknown")
         zeros = np.zeros([n for n in shape if isinstance(n, int)])
         inputs.append(graph.add_constant(f"{norm.outputs[0].name}_bias", zeros, dtype))
     if len(inputs) != len(wanted):
-        raise RefusedError(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
+        raise RefusedError(f"its norm has {len(inputs)} inputs, but {row.op} needs {len(wanted)}")
     return inputs
 
 
@@ -232,9 +232,9 @@ def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Te
     else:
         value = None
     if value is None or value.size != 1:
-        raise RefusedError("its scale is computed" if value is None else f"it has {value.size} scales")
+        raise RefusedError("its scale is not constant" if value is None else f"it has {value.size} scales")
     if not 0 < float(value.reshape(())) < float("inf"):
-        raise RefusedError(f"its scale is {float(value.reshape(())):g}")
+        raise RefusedError(f"its scale, {float(value.reshape(())):g}, is not positive and finite")
     if len(node.inputs) > 2 and not node.inputs[2].is_empty():
         zero = node.inputs[2]
     else:
@@ -252,11 +252,9 @@ def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Te
         else:
             held = None
         if held is None or held.size != 1 or held.any():
-            raise RefusedError("its zero point is not 0" if held is not None else "its zero point is computed")
+            raise RefusedError("its zero point is not 0" if held is not None else "its zero point is not constant")
     if kind is None or kind.name not in _KINDS:
-        raise RefusedError(
-            f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8"
-        )
+        raise RefusedError(f"it quantizes to {'an unknown type' if kind is None else kind.name}, not to int8 or FP8")
     if not isinstance(scale, gs.Constant):
         scale = graph.add_constant(f"{node.outputs[0].name}_scale", value, graph.dtype(scale))
     if not isinstance(zero, gs.Constant):

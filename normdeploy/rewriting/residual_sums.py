@@ -23,7 +23,7 @@ from .proposals import Proposal, RewriteTarget, propose_for_speed
 from .rounding_verdicts import fold_trial_maker
 
 KIND = "ResidualLayerNorm"
-_NOTE = "the sum before it is written as Sum: onnxruntime would join an Add with it into a slower kernel"
+_NOTE = "the preceding addition is written as Sum: onnxruntime would fuse an Add with it into a slower kernel"
 
 
 def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:

@@ -262,7 +262,7 @@ class RewriteLedger:
         for entry in others:
             entry.finding = rounding_verdicts.copy_verdict(entry.finding, likes[0].finding)
             if bad is not None:
-                why = f"{bad.reason} (seen of {bad.tensor!r}, which differs in gamma and beta only)"
+                why = f"{bad.reason} (measured on {bad.tensor!r}, which differs only in gamma and beta)"
                 self.gross |= {step: undone_finding(entry.finding, why) for step in entry.steps}
 
 
@@ -272,7 +272,7 @@ def undone_finding(finding: Finding, reason: str) -> Finding:
     Returns:
         an undone finding with the reason.
     """
-    return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
+    return replace(finding, status="undone", became="", reason=f"it was undone: {reason}", written=())
 
 
 def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Finding:

@@ -82,15 +82,15 @@ def roll_back_differences(
         steps = {step: finding for step, finding in made[2] if step not in left}
         if not steps:
             raise ExportError(
-                f"{difference.message}; none of the rewrites is to blame: this is a mistake of normdeploy's, please"
-                " report it"
+                f"{difference.message}. None of the rewrites causes this: it is a bug in normdeploy; please report it"
             )
         if len(left) < SEARCHES:
             blamed = _find_blamed_steps(reference, make, left, steps, difference)
         else:
             blamed = list(steps)
         left |= {
-            step: undone_finding(steps[step], f"{difference.message}; without it that is not so") for step in blamed
+            step: undone_finding(steps[step], f"{difference.message}; without this rewrite the difference is gone")
+            for step in blamed
         }
         made = make(left)
         difference = reference.find_difference(made[0], gains=_may_gain_nan(made))
@@ -101,7 +101,7 @@ def roll_back_differences(
     tidied = tidy(made[0])
     wrong = reference.find_difference(tidied, gains=_may_gain_nan(made))
     if wrong is not None:
-        return made, [*reference.notes, f"the graph was left unsimplified: {wrong.message}"], True
+        return made, [*reference.notes, f"the graph was not simplified: {wrong.message}"], True
     return (tidied, *made[1:]), reference.notes, True
 
 

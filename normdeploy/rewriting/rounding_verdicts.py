@@ -335,7 +335,7 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
     assert first.certificate is not None
     ran = first.certificate
     if ran.rounding_after is not None:
-        told = f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only"
+        told = f"onnxruntime ran {first.tensor!r}, which differs only in gamma and beta"
     else:
         told = ran.note
     certificate = replace(
@@ -443,10 +443,10 @@ def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarra
         if isinstance(before, Refusal):
             gross = None
         else:
-            gross = f"{after.reason}; it runs the nodes before"
+            gross = f"{after.reason}; it runs the original nodes"
         return TrialOutcome(note=after.reason, gross=gross)
     if isinstance(before, Refusal):
-        return _uncompared_verdict(f"the nodes before: {before.reason}")
+        return _uncompared_verdict(f"the original nodes: {before.reason}")
     ref = t.rows(t.reference)
 
     def errors_in_units(value: np.ndarray) -> np.ndarray:
@@ -459,7 +459,9 @@ def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarra
     # If the nodes before give no number in a row, it allows any error and compares nothing.
     compared = np.flatnonzero(np.isfinite(allowed))
     if not compared.size:
-        return _uncompared_verdict("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
+        return _uncompared_verdict(
+            "in onnxruntime, the original nodes give NaN or Inf for inputs with finite results in float64"
+        )
 
     def worst_of(rows: np.ndarray) -> tuple[float, Verdict]:
         verdict = nearest_to_bound(now[rows], allowed[rows])
@@ -472,8 +474,8 @@ def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarra
         own, usual = worst_of(ordinary)
         if usual.bound_ratio > GROSS:
             gross = (
-                f"its error in onnxruntime is {usual.error:.2g} at ordinary inputs, where that of the nodes before is"
-                f" {own:.2g} and {GROSS} times {usual.allowed:.2g} are allowed"
+                f"its error in onnxruntime is {usual.error:.2g} at ordinary inputs; the error of the "
+                f"original nodes is {own:.2g}, and the limit is {GROSS} times {usual.allowed:.2g}"
             )
     return TrialOutcome(error, verdict, gross=gross)
 

@@ -23,6 +23,6 @@ def describe_cost(outcome: rounding_verdicts.TrialOutcome) -> str | None:
     if outcome.gross is not None or after is None or after:
         return outcome.gross
     return (
-        f"its error in onnxruntime is {after.error:.2g}, where that of the nodes before is {outcome.before:.2g} and"
-        f" {after.allowed:.2g} are allowed"
+        f"its error in onnxruntime is {after.error:.2g}; the error of the original nodes is "
+        f"{outcome.before:.2g}, and the limit is {after.allowed:.2g}"
     )

@@ -35,22 +35,22 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
     before = list(_flatten_nodes(graph, old, opset))
     after = list(_flatten_nodes(graph, [made], opset))
     if [n.op for n in before] != [n.op for n in after]:
-        return f"the nodes {' '.join(n.op for n in before)} are not those of {row.op}"
+        return f"the nodes {' '.join(n.op for n in before)} differ from the nodes of {row.op}"
     same: dict[object, object] = {}
     for theirs, ours in zip(before, after, strict=True):
         if theirs.attrs != ours.attrs:
-            return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
+            return f"its {theirs.op} has the attributes {theirs.attrs}; in {row.op}, they are {ours.attrs}"
         given = [same.get(i, i) for i in theirs.inputs]
         # A bias added by the rewrite.
         given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]
         if given != list(ours.inputs):
-            return f"its {theirs.op} reads other tensors than in {row.op}"
+            return f"its {theirs.op} reads tensors that differ from those in {row.op}"
         same.update(zip(theirs.outputs, ours.outputs, strict=False))
     kept = [same.get(id(t)) for n in old for t in n.outputs]
     ends = [id(t) for t in made.outputs]
     if all(end in kept for end in ends):
         return None
-    return f"{row.op} makes other results"
+    return f"its results differ from those of {row.op}"
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,7 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
     with lock_folder(path.parent):
         before = read_cache_file(path)
         if before and not cache.combine(config.create_timing_cache(before), ignore_mismatch=False):
-            return (
-                f"the timing cache {path.name} was left as it is: another library or GPU has written it during this"
-                " build"
-            )
+            return f"the timing cache {path.name} was not changed: another library or GPU wrote it during this build"
         try:
             with cache.serialize() as data:
                 write_bytes(path, bytes(data))
@@ -131,16 +128,16 @@ def _require_level(config: Any, level: int) -> None:
         raise OptionNotTaken("optimization_level", "it has no builder optimization level")
     config.builder_optimization_level = level
     if (kept := config.builder_optimization_level) != level:
-        raise OptionNotTaken("optimization_level", f"level {level} was asked for, and it goes to {kept}")
+        raise OptionNotTaken("optimization_level", f"level {level} was requested, but it uses {kept}")
 
 
 def _require_workspace(trt: Any, config: Any, size: int) -> None:
     pool = getattr(getattr(trt, "MemoryPoolType", None), "WORKSPACE", None)
     if pool is None or not hasattr(config, "set_memory_pool_limit"):
-        raise OptionNotTaken("workspace", "it has no limit of the workspace")
+        raise OptionNotTaken("workspace", "it has no workspace limit")
     config.set_memory_pool_limit(pool, size)
     if (kept := config.get_memory_pool_limit(pool)) != size:
-        raise OptionNotTaken("workspace", f"{size} bytes were asked for, and it keeps {kept}")
+        raise OptionNotTaken("workspace", f"{size} bytes were requested, but it keeps {kept}")
 
 
 def _hardware_level(trt: Any, name: str) -> Any:
@@ -154,7 +151,7 @@ def _require_hardware(trt: Any, config: Any, name: str) -> None:
     config.hardware_compatibility_level = level
     if (kept := config.hardware_compatibility_level) != level:
         raise OptionNotTaken(
-            "hardware_compatibility", f"{name} was asked for, and it stays at {getattr(kept, 'name', kept)}"
+            "hardware_compatibility", f"{name} was requested, but it stays at {getattr(kept, 'name', kept)}"
         )
 
 
@@ -169,7 +166,9 @@ def _require_lean_runtime(trt: Any, builder: Any) -> None:
     config = builder.create_builder_config()
     config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     if builder.build_serialized_network(network, config) is None:
-        raise OptionNotTaken("version_compatible", "it builds no such engine here, for want of the lean runtime")
+        raise OptionNotTaken(
+            "version_compatible", "it can't build such an engine here, because the lean runtime is missing"
+        )
 
 
 def _require_timing_cache(config: Any, path: Path) -> None:
@@ -181,7 +180,7 @@ def _require_timing_cache(config: Any, path: Path) -> None:
         cache = config.create_timing_cache(data)
         taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
     if any("no-op" in str(w.message) for w in raised):
-        raise OptionNotTaken("timing_cache", "it says that timing caches are no-ops in it")
+        raise OptionNotTaken("timing_cache", "it reports that its timing caches do nothing")
     if not taken:
         raise OptionNotTaken(
             "timing_cache",

@@ -56,7 +56,7 @@ class CodeRunner(EagerRunner):
             if self._compiled:
                 raise RuntimeUnavailable(f"torch.compile can't compile the model here: {message}") from error
             raise InputError(
-                f"the model does not run on these inputs: {message}; give sizes and values that it takes"
+                f"the model does not run on these inputs: {message}; pass sizes and values that it accepts"
             ) from error
 
     def prepare(self, feeds: Arrays) -> Callable[[], Sequence[Any]]:

@@ -111,7 +111,7 @@ def _run_loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: i
     rounds = 0
     while condition.all() and (trips is None or rounds < int(np.asarray(trips).reshape(()))):
         if rounds >= most:
-            raise TooManyIterations(f"{node.op_type} {node.name!r} takes more than {most:,} rounds")
+            raise TooManyIterations(f"{node.op_type} {node.name!r} runs more than {most:,} iterations")
         made = list(run("body", [np.asarray(rounds, np.int64), condition, *state]))
         condition = np.asarray(made[0])
         state = made[1 : 1 + len(state)]
@@ -119,7 +119,7 @@ def _run_loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: i
             values.append(value)
         rounds += 1
     if not rounds and collected:
-        raise UnsupportedOp("Loop of no rounds, whose collected outputs have no shape")
+        raise UnsupportedOp("Loop without iterations, whose collected outputs have no shape")
     return [*state, *(np.stack(values) for values in collected)]
 
 
@@ -137,7 +137,7 @@ def _run_scan(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunB
     ]
     length = len(sequences[0])
     if not length or length > _MOST_ROUNDS:
-        raise UnsupportedOp(f"Scan of {length:,} rounds")
+        raise UnsupportedOp(f"Scan with {length:,} iterations")
     collected: list[list[Array]] = [[] for _ in range(len(node.output) - len(state))]
     for place in range(length):
         made = list(run("body", [*state, *(s[place] for s in sequences)]))

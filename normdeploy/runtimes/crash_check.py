@@ -117,11 +117,11 @@ def _describe_crash(path: str, model: bytes) -> str | None:
     begun = _BEGUN.findall(log)
     advice = "set graph_optimization_level to ORT_DISABLE_ALL"
     if begun and _open_in_child(path, model, _QUIET, begun[-1])[0] == 0:
-        advice = f"leave out its optimizer {begun[-1]} (disabled_optimizers=[{begun[-1]!r}])"
+        advice = f"disable its optimizer {begun[-1]} (disabled_optimizers=[{begun[-1]!r}])"
     return (
-        f"onnxruntime crashes ({signal.Signals(-code).name}) when it opens {os.path.basename(path) or 'the model'} with"
-        f" its optimizer on; {advice}, write the file anew with normdeploy optimize, or export the model by another"
-        " exporter or opset"
+        f"onnxruntime crashes ({signal.Signals(-code).name}) when it opens {os.path.basename(path) or 'the model'} "
+        f"with its optimizer on; {advice}, rewrite the file with normdeploy optimize, or export the model with "
+        "another exporter or opset"
     )
 
 

@@ -28,11 +28,11 @@ class CudaStream:
     def __init__(self, index: int, stream: Any = None) -> None:
         if not torch.cuda.is_available():
             raise RuntimeUnavailable(
-                f"torch {torch.__version__} can't use a GPU here, and memory on it comes from torch; install it with"
-                " CUDA"
+                f"torch {torch.__version__} can't use a GPU here, but GPU memory is allocated by torch; install "
+                "torch with CUDA"
             )
         if index >= torch.cuda.device_count():
-            raise RuntimeUnavailable(f"there is no GPU {index}; torch sees {torch.cuda.device_count()}")
+            raise RuntimeUnavailable(f"GPU {index} not found; GPUs that torch sees: {torch.cuda.device_count()}")
         self.device = torch.device("cuda", index)
         self._own = stream is None
         if self._own:
@@ -99,5 +99,5 @@ def cuda_stream_handle(stream: Any) -> int:
         if isinstance(handle := getattr(stream, attribute, None), int):
             return handle
     raise InputError(
-        f"the stream is a {type(stream).__name__}; give a CUDA stream of torch or cupy, or its handle as an int"
+        f"the stream is a {type(stream).__name__}; pass a CUDA stream of torch or cupy, or its handle as an int"
     )

@@ -148,8 +148,8 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
     if node.target is _aten.view.dtype and traced_dtype(node) != traced_dtype(node.args[0]):
         raise NormdeployError(
             f"it can't be run in {kind(torch.float32)}: node {node.name!r} reads the bits of a "
-            f"{traced_dtype(node.args[0])}"
-            f" tensor as {traced_dtype(node)}, and they are others there; compute it without .view(dtype)"
+            f"{traced_dtype(node.args[0])} tensor as {traced_dtype(node)}, and a wider tensor has other bits; "
+            "compute it without .view(dtype)"
         )
     narrow = traced_dtype(node)
     if _op_name(node) in _RMS_NORMS:

@@ -10,13 +10,13 @@ from ..errors import InputError, NormdeployError
 
 # EngineInvalidityDiagnostics -> advice to the user
 _ADVICE = {
-    "VERSION_MISMATCH": "it was built by another version; build it with the one installed here",
+    "VERSION_MISMATCH": "it was built by another version; build it with the installed version",
     "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",
     "OLD_CUDA_DRIVER": "the NVIDIA driver is too old; install a newer one",
     "OLD_CUDA_RUNTIME": "the CUDA runtime is too old; install a newer one",
-    "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory; free some, or take another GPU",
-    "MALFORMED_ENGINE": "the file is damaged or cut short; build it again",
-    "CUDA_ERROR": "CUDA does not work here; check the installation of the driver",
+    "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory; free some, or use another GPU",
+    "MALFORMED_ENGINE": "the file is damaged or truncated; build it again",
+    "CUDA_ERROR": "CUDA does not work here; check the driver installation",
 }
 
 
@@ -91,14 +91,14 @@ def set_weight_budget(engine: Any, budget: int, name: str) -> None:
     size = getattr(engine, "streamable_weights_size", 0)
     if not size:
         raise InputError(
-            f"{name} has no weights that can be streamed, so a budget of {budget} bytes can't be kept; build it with"
-            " --weight-streaming, or leave weight_budget out"
+            f"{name} has no weights that can be streamed, so it can't use a budget of {budget} bytes; build it with "
+            "--weight-streaming, or omit weight_budget"
         )
     if not 0 <= budget <= size:
-        raise InputError(f"the weight budget is {budget} bytes; {name} takes 0 to {size}")
+        raise InputError(f"the weight budget is {budget} bytes; {name} accepts 0 to {size}")
     engine.weight_streaming_budget_v2 = budget
     if (kept := engine.weight_streaming_budget_v2) != budget:
-        raise InputError(f"{name} does not take a weight budget of {budget} bytes, it keeps {kept}")
+        raise InputError(f"{name} does not accept a weight budget of {budget} bytes; it keeps {kept}")
 
 
 def make_error_log(library: Any) -> Any:
@@ -120,6 +120,6 @@ def make_error_log(library: Any) -> Any:
         def take_errors(self) -> str:
             messages = "; ".join(dict.fromkeys(self._messages))
             self._messages = []
-            return messages or "no reason is given"
+            return messages or "no reason given"
 
     return EngineErrorLog()

@@ -79,14 +79,14 @@ class EngineRunner(LiveRunner):
             )
             count = self._engine.num_optimization_profiles
             if profile is not None and not 0 <= profile < count:
-                raise InputError(f"{self.name} has the profiles 0 to {count - 1}, there is no {profile}")
+                raise InputError(f"{self.name} has no profile {profile}; its profiles are 0 to {count - 1}")
             self._named = profile
             if weight_budget is not None:
                 set_weight_budget(self._engine, weight_budget, self.name)
             self._read_io_specs()
             self._context = self._make_context(cuda_graph)
         if self._context is None:
-            raise NormdeployError(f"{self.name} can't be made ready: {self._log.take_errors()}")
+            raise NormdeployError(f"{self.name} can't be initialized: {self._log.take_errors()}")
         self._graph: tuple[object, _EngineGraph] | None = None
         self._records = cuda_graph and self.runtime == "tensorrt"
 
@@ -129,8 +129,8 @@ class EngineRunner(LiveRunner):
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" and tensor.device != device:
                 raise InputError(
-                    f"{self.name} runs on {device}, input {name!r} lies on {tensor.device}; move it, or choose the"
-                    " device"
+                    f"{self.name} runs on {device}, but input {name!r} is on {tensor.device}; move it, or pass another "
+                    "device"
                 )
         stays = any(tensor.device == device for tensor in tensors.values())
         with self._cuda.use_stream():
@@ -206,10 +206,10 @@ class EngineRunner(LiveRunner):
         try:
             unknown = context.infer_shapes()
         except RuntimeError as error:
-            raise InputError(f"{self.name} does not take these shapes: {self._log.take_errors() or error}") from error
+            raise InputError(f"{self.name} does not accept these shapes: {self._log.take_errors() or error}") from error
         if unknown:
             raise InputError(
-                f"{self.name} can't tell the shapes of {unknown} from its inputs: {self._log.take_errors()}"
+                f"{self.name} can't infer the shapes of {unknown} from its inputs: {self._log.take_errors()}"
             )
         fixed: Tensors = {}
         allocators: dict[str, Any] = {}
@@ -246,7 +246,7 @@ class EngineRunner(LiveRunner):
 
     def _require_success(self, done: bool, what: str) -> None:
         if not done:
-            raise InputError(f"{self.name} does not take {what}: {self._log.take_errors()}")
+            raise InputError(f"{self.name} does not accept {what}: {self._log.take_errors()}")
 
     def _free_model(self) -> None:
         self._cuda.synchronize()
@@ -265,8 +265,8 @@ class _EngineGraph:
         device = runner._cuda.device
         if runner._host:
             raise InputError(
-                f"{runner.name}: {sorted(runner._host)} lie on the CPU, which a CUDA graph can't read; open it without"
-                " cuda_graph"
+                f"{runner.name}: {sorted(runner._host)} are on the CPU, which a CUDA graph can't read; open it "
+                "without cuda_graph"
             )
         self._inputs = {n: allocate_tensor(t.shape, t.dtype, device)[0].copy_(t) for n, t in tensors.items()}
         collect = runner._bind_tensors(profile, self._inputs)
@@ -276,8 +276,8 @@ class _EngineGraph:
         self._outputs = collect()
         if dynamic := [s.name for s in runner.outputs if -1 in tuple(runner._context.get_tensor_shape(s.name))]:
             raise InputError(
-                f"{runner.name}: the shapes of {dynamic} depend on values, and a CUDA graph has fixed ones; open it"
-                " without"
+                f"{runner.name}: the shapes of {dynamic} depend on values, but a CUDA graph has fixed shapes; open "
+                "it without cuda_graph"
             )
         self._replay = runner._cuda.capture_graph(runner._enqueue_run)
 

@@ -238,7 +238,7 @@ class Float64Evaluator:
             elif name in self.constants:
                 self._wide |= self.evaluate_nodes(self.nodes_between([name], self._wide), self._wide)
             else:
-                raise NotEvaluated(f"the value of {name!r} is not known")
+                raise NotEvaluated(f"the value of {name!r} is unknown")
         return self._wide[name]
 
     def fixed_value(self, name: str, kinds: str) -> Array | None:
@@ -348,7 +348,7 @@ class Float64Evaluator:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}
         given |= {name: self.tensor_value(name, known) for name in self.read_names(node) if name not in given}
         if any(isinstance(value, list) for value in given.values()):
-            raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 form")
+            raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 implementation")
         ran = self._run_float64_kernel(node, given)
         if ran is None:
             feeds = {name: self.round_to_file_type(name, value) for name, value in given.items()}
@@ -362,9 +362,13 @@ class Float64Evaluator:
                 ran = self._run_single_node(model, feeds)
             except RuntimeError as error:
                 # onnxruntime's Python binding rejects a sequence with a RuntimeError of its own.
-                raise NotEvaluated(f"{node.op_type} {node.name!r} makes a sequence, and has no float64 form") from error
+                raise NotEvaluated(
+                    f"{node.op_type} {node.name!r} returns a sequence, and has no float64 implementation"
+                ) from error
             except (GraphError, InputError, RuntimeUnavailable) as error:
-                raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
+                raise NotEvaluated(
+                    f"{node.op_type} {node.name!r} has no float64 implementation, and can't run alone: {error}"
+                ) from error
         return [
             (ran[name] if ran[name].dtype == object else widen_to_float64(ran[name])) if name else None
             for name in node.output

@@ -65,14 +65,14 @@ def query_runtimes(models: Sequence[onnx.ModelProto]) -> tuple[list[RuntimeAnswe
     asked = [RuntimeAnswers(f"onnxruntime {ort.__version__} CPU", tuple(_query_onnxruntime(m, "cpu") for m in models))]
     notes = []
     if reason := explain_missing_cuda():
-        notes.append(f"onnxruntime's CUDA provider was not asked: {reason}")
+        notes.append(f"onnxruntime's CUDA provider was not checked: {reason}")
     else:
         asked.append(
             RuntimeAnswers(f"onnxruntime {ort.__version__} CUDA", tuple(_query_onnxruntime(m, "cuda") for m in models))
         )
     for runtime in PACKAGES:
         if reason := describe_missing_runtime(runtime, gpu=runtime == "tensorrt"):
-            notes.append(f"{TITLES[runtime]} was not asked: {reason}")
+            notes.append(f"{TITLES[runtime]} was not checked: {reason}")
         else:
             asked.append(query_tensorrt(models, runtime))
     return asked, notes
@@ -98,10 +98,10 @@ def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
     given = Counter(map(qualified_op, model.graph.node))
     inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
     if inlined:
-        return KernelSupport("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
+        return KernelSupport("function", parts, f"no kernel for {', '.join(inlined)}: its body of primitives runs")
     if ran["Cast"] > given["Cast"] + given["CastLike"]:
         return KernelSupport(
-            "kernel", parts, "it has none in the type of this norm and puts Casts to float32 around some nodes"
+            "kernel", parts, "it has no kernel in this norm's type and adds Casts to float32 around some nodes"
         )
     return KernelSupport("kernel", parts)
 
@@ -151,7 +151,7 @@ def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAn
                 else KernelSupport("layers", tuple(layers))
             )
         if len(answers) < len(models):
-            answers.append(KernelSupport("missing", reason=f"its parser ends with {status} on it"))
+            answers.append(KernelSupport("missing", reason=f"its parser ends with {status}"))
     return RuntimeAnswers(f"{TITLES[runtime]} {version}".strip(), tuple(answers))
 
 

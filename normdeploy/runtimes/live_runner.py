@@ -102,7 +102,7 @@ class LiveRunner:
         with self._lock:
             self._require_open()
             if self._entered:
-                raise NormdeployError(f"{self.name} is entered twice; open a runner for each `with`")
+                raise NormdeployError(f"{self.name} was entered twice; open one runner for each `with`")
             self._entered = True
         return self
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FLOATS = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+QUANTIZED = {"INT8": "int8", "FP8": "float8", "INT4": "int4"}
 _ASKED = {"fp16": "float16", "bf16": "bfloat16"}
 _HEAVY = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM", "ATTENTION"})
 
@@ -22,7 +23,7 @@ class NetworkTypes:
     """Floating types that a network computes in; true if they are as requested.
 
     Attributes:
-        layers: floating type -> number of layers with an output of that type.
+        layers: floating or quantized type -> number of layers with an output of that type.
         heavy: the same for matrix products and convolutions only.
         wrong: deviations from the request, one line each.
     """
@@ -56,20 +57,34 @@ def check_network_types(trt: Any, network: Any, precision: str, stated: Mapping[
         ("output", network.num_outputs, network.get_output),
     ):
         wrong += _list_differing_types(kind, [get(i) for i in range(count)], stated)
-    layers: Counter[str] = Counter()
+    layers = count_layer_types(network)
     heavy: Counter[str] = Counter()
     for i in range(network.num_layers):
         layer = network.get_layer(i)
         made = [layer.get_output(k) for k in range(layer.num_outputs)]
         kinds = {FLOATS[t.dtype.name] for t in made if t is not None and t.dtype.name in FLOATS}
-        layers.update(kinds)
         if layer.type.name in _HEAVY:
             heavy.update(kinds)
         wrong += _list_differing_types(f"layer {layer.name!r}:", [t for t in made if t is not None], stated)
     half = _ASKED[precision]
     if not layers[half]:
-        wrong.append(f"{precision} was asked for, and no layer computes in {half}: {dict(layers)}")
+        wrong.append(f"{precision} was requested, but no layer computes in {half}: {dict(layers)}")
     return NetworkTypes(dict(layers), dict(heavy), tuple(dict.fromkeys(wrong)))
+
+
+def count_layer_types(network: Any) -> Counter[str]:
+    """Count the layers of a network by the floating and quantized types of their outputs.
+
+    Returns:
+        type ("float32", "int8", ...) -> number of layers.
+    """
+    named = FLOATS | QUANTIZED
+    layers: Counter[str] = Counter()
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        outputs = [layer.get_output(k) for k in range(layer.num_outputs)]
+        layers.update({named[t.dtype.name] for t in outputs if t is not None and t.dtype.name in named})
+    return layers
 
 
 def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, str]) -> list[str]:
@@ -79,7 +94,9 @@ def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, st
         if t.name in stated and stated[t.name] in FLOATS.values()
     ]
     return [
-        f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in differing if kind != stated[name]
+        f"{what} {name!r} is {kind}, but the file says {stated[name]}"
+        for name, kind in differing
+        if kind != stated[name]
     ]
 
 

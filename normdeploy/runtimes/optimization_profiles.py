@@ -68,7 +68,7 @@ def parse_ranges(given: ProfileRanges) -> dict[str, tuple[tuple[int, ...], ...]]
         if not name or not re.fullmatch(r"\d+(x\d+)*(:\d+(x\d+)*)*", rest):
             raise InputError(f"the profile {text!r} can't be read; {_HOW}")
         if name in parsed:
-            raise InputError(f"the profile gives {name!r} twice; give it once")
+            raise InputError(f"the profile contains {name!r} twice; pass it once")
         parsed[name] = _require_triple(name, tuple(tuple(int(n) for n in part.split("x")) for part in rest.split(":")))
     return parsed
 
@@ -85,8 +85,8 @@ def _require_triple(name: str, values: tuple[tuple[int, ...], ...]) -> tuple[tup
     low, best, high = values
     if not len(low) == len(best) == len(high):
         raise InputError(
-            f"the profile of {name!r} mixes ranks: {_format_range(values)}; give min, opt and max the same "
-            "number of sizes"
+            f"the profile of {name!r} mixes ranks: {_format_range(values)}; use the same number of sizes for min, "
+            "opt and max"
         )
     if not all(1 <= a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
         raise InputError(
@@ -138,8 +138,7 @@ def _check_shapes(item: TensorSpec, shapes: Shapes) -> None:
         if isinstance(dim, int) and set(sizes) != {dim}:
             raise InputError(
                 f"the profile of {item.name!r} is {_format_range(shapes)}, but dim {axis} of {item} is fixed at "
-                f"{dim}; give"
-                f" {dim} there, or export the model with that dim dynamic"
+                f"{dim}; use {dim} there, or export the model with that dim dynamic"
             )
 
 
@@ -149,8 +148,8 @@ def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range,
         one = ":".join(map(str, known))
         other = ":".join(map(str, sizes))
         raise InputError(
-            f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one"
-            " range"
+            f"the dim {dim!r} has the range {one} by {source}, but {other} by the profile of input {item.name!r}; "
+            "use one range for one dim"
         )
 
 
@@ -176,8 +175,6 @@ def _input_shapes(
                 known = f"dim {dim!r}"
             else:
                 known = f"dim {axis}"
-            raise InputError(
-                f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}"
-            )
+            raise InputError(f"{known} of input {item} is dynamic and has no known range; pass a profile: {_HOW}")
     low, best, high = zip(*of_input, strict=True)
     return low, best, high

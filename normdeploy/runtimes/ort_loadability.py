@@ -84,7 +84,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         else:
             return None
     if message:
-        return LoadFailure(f"onnxruntime loads it and does not run it: {message}", loads=True)
+        return LoadFailure(f"onnxruntime loads it but does not run it: {message}", loads=True)
     return None
 
 
@@ -113,8 +113,8 @@ def require_runnable(
         # The samples are at fault, and a note already says that nothing was compared.
         return []
     raise ExportError(
-        f"the file would not run, and nothing is written: {fault.message}. Change that part of the model (float64 to"
-        " float32, say); or give --runtime tensorrt for a file that onnxruntime need not run"
+        f"the file would not run, so nothing was written: {fault.message}. Change that part of the model (for "
+        "example, float64 to float32), or pass --runtime tensorrt if onnxruntime does not have to run the file"
     )
 
 
@@ -151,15 +151,16 @@ def require_runnable_optimized(
     if given is None:
         does = "runs" if fault.loads else "loads"
         raise GraphError(
-            f"onnxruntime {does} the file given and not what was made of it, so nothing is written: {fault.message};"
-            " please report it"
+            f"onnxruntime {does} the input file but not the optimized file, so nothing was written: {fault.message}; "
+            "please report it"
         )
     # Without a stated runtime, the file may be for one that has kernels for ONNX's ops.
     elsewhere = provider == "cuda" or (runtime == ANY and _is_pure_onnx(read))
     if not given.foreign and not (given.kernels and elsewhere):
         raise GraphError(
-            f"the file given does not run, and nothing is written: {given.message}. Mend the file; or say what runs it,"
-            f" by --runtime tensorrt{'' if given.loads else ', or --runtime onnxruntime --provider cuda'}"
+            f"the input file does not run, so nothing was written: {given.message}. Fix the file, or pass the "
+            "runtime that runs it: --runtime "
+            f"tensorrt{'' if given.loads else ', or --runtime onnxruntime --provider cuda'}"
         )
 
 
@@ -172,8 +173,8 @@ def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Arrays], to:
     fault = find_load_failure(proto, samples)
     if fault is not None:
         raise GraphError(
-            f"the file would not run in {to}, and nothing is written: {fault.message}; leave --precision out, and"
-            " please report it"
+            f"the file would not run in {to}, so nothing was written: {fault.message}; omit --precision, and please "
+            "report it"
         )
 
 

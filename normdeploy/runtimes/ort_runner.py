@@ -182,7 +182,7 @@ def explain_missing_cuda() -> str | None:
         The reason, or None if it can.
     """
     if PROVIDERS["cuda"] not in ort.get_available_providers():
-        return "this onnxruntime has none; install onnxruntime-gpu"
+        return "the installed onnxruntime has none; install onnxruntime-gpu"
     if reason := explain_missing_gpu():
         return reason
     # onnxruntime prints errors to the terminal and falls back to the CPU.
@@ -197,7 +197,7 @@ def explain_missing_cuda() -> str | None:
     finally:
         ort.set_default_logger_severity(_WARNINGS)
     if PROVIDERS["cuda"] not in made.get_providers():
-        return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
+        return f"onnxruntime {ort.__version__} can't find the CUDA and cuDNN libraries that it was built for"
     return None
 
 
@@ -206,13 +206,13 @@ def _session_model(source: PathLike | onnx.ModelProto | bytes) -> str | bytes:
         return source
     if not isinstance(source, onnx.ModelProto):
         if not os.path.isfile(source):
-            raise GraphError(f"there is no file {os.fspath(source)!r}")
+            raise GraphError(f"file not found: {os.fspath(source)!r}")
         return os.fspath(source)
     try:
         return source.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise GraphError(
-            "the model is above 2 GB, which onnxruntime takes by path only; save it and give the path"
+            "the model is above 2 GB, which onnxruntime accepts only as a path; save it and pass the path"
         ) from error
 
 

@@ -44,10 +44,10 @@ class Saturation:
         if np.isnan(self.ends[0]):
             ends = ""
         else:
-            ends = f" where its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
+            ends = f", but its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
         return (
-            f"{self.tensor!r} saturates at {self.node}: it reaches {self.least:.4g} to {self.largest:.4g}{ends},"
-            f" {self.share:.2%} of a run clipped, by {self.beyond:.3g} steps at most"
+            f"{self.tensor!r} saturates at {self.node}: its values are {self.least:.4g} to {self.largest:.4g}{ends}; "
+            f"{self.share:.2%} of a run is clipped, by at most {self.beyond:.3g} steps"
         )
 
 

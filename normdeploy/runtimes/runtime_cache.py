@@ -47,15 +47,15 @@ class RuntimeCache:
     def __init__(self, engine: PathLike, runtime: str, wanted: Wanted) -> None:
         if wanted and runtime != "tensorrt-rtx":
             raise InputError(
-                f"{Path(engine).name} is an engine for TensorRT, whose kernels are compiled when it is built: it has no"
-                " runtime cache; leave runtime_cache out"
+                f"{Path(engine).name} is a TensorRT engine, whose kernels were compiled during its build: it has no "
+                "runtime cache; omit runtime_cache"
             )
         if isinstance(wanted, bool | None):
             self.path = default_cache_path(engine)
         else:
             self.path = Path(wanted)
         if os.path.realpath(self.path) == os.path.realpath(engine):
-            raise InputError(f"the runtime cache {str(self.path)!r} would replace the engine; give another name")
+            raise InputError(f"the runtime cache {str(self.path)!r} would replace the engine; pass another path")
         self._writes = bool(wanted)
         if self._writes:
             resolve_writable_path(self.path)
@@ -77,8 +77,8 @@ class RuntimeCache:
             self._before = self.path.read_bytes()
             if not self._cache.deserialize(self._before):
                 warning = (
-                    f"the runtime cache {self.path.name} was not used: it is damaged, or was made on another GPU, with"
-                    " another driver or by another version"
+                    f"the runtime cache {self.path.name} was not used: it is damaged, or was written on another GPU, "
+                    "with another driver or by another version"
                 )
         config.set_runtime_cache(self._cache)
         return warning

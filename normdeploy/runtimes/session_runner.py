@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # onnxruntime's gpu_graph_id for a run that neither records nor replays.
 _NO_GRAPH = "-1"
 _FLOATS = (
-    f"onnxruntime was given the session option {'='.join(*FLOAT_OPERANDS.items())}, with which verify judges it:"
-    " by default it may round activations to 8 bits in front of quantized weights"
+    f"onnxruntime runs with the session option {'='.join(*FLOAT_OPERANDS.items())}, as in verify: by default it may "
+    "round activations to 8 bits before quantized weights"
 )
 _TYPES = {"float": "float32", "double": "float64"}
 _ELEMENTS: dict[str, int] = {
@@ -93,8 +93,8 @@ class SessionRunner(LiveRunner):
         dtype = _TYPES.get(inner, inner)
         if dtype not in DTYPES:
             raise InputError(
-                f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or"
-                " returned"
+                f"{self.name}: {value.name!r} is {value.type}, but only tensors of {', '.join(DTYPES)} can be passed "
+                "or returned"
             )
         return TensorSpec(value.name, dtype, tuple(map(_parse_dim, value.shape)))
 
@@ -106,8 +106,8 @@ class SessionRunner(LiveRunner):
                 else:
                     own = str(self._cuda.device)
                 raise InputError(
-                    f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider"
-                    " and device"
+                    f"{self.name} runs on {own}, but input {name!r} is on {tensor.device}; move it, or pass another "
+                    "provider and device"
                 )
         if self._cuda is None:
             return self._run_bound(tensors, "cpu")

@@ -21,7 +21,7 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
-"""What can be given or returned; torch has a type of each name."""
+"""Dtypes that can be passed or returned; torch has a type of each name."""
 
 
 def as_tensor(name: str, value: Any) -> torch.Tensor:
@@ -51,10 +51,10 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
         if hasattr(value, "__cuda_array_interface__"):
             return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise InputError(f"input {name!r} can't be taken: {error}; give a numpy array or a torch tensor") from error
+        raise InputError(f"input {name!r} can't be used: {error}; pass a numpy array or a torch tensor") from error
     raise InputError(
-        f"input {name!r} is a {type(value).__name__}; give a numpy array, a torch tensor, or an array that speaks"
-        " DLPack"
+        f"input {name!r} is a {type(value).__name__}; pass a numpy array, a torch tensor, or an array that supports "
+        "DLPack"
     )
 
 
@@ -134,7 +134,7 @@ def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[Ten
     given = {spec.name: np.asarray(feeds[spec.name]) for spec in specs}
     if strange := next((name for name, array in given.items() if array.dtype.name not in DTYPES), ""):
         kind = given[strange].dtype
-        raise InputError(f"input {strange!r} can't be taken: it is an array of {kind}; give one of {', '.join(DTYPES)}")
+        raise InputError(f"input {strange!r} can't be used: it is an array of {kind}; pass one of {', '.join(DTYPES)}")
     _require_matching_specs(
         runner, specs, {name: (array.dtype.name, list(array.shape)) for name, array in given.items()}
     )
@@ -151,17 +151,17 @@ def _require_matching_specs(
     for spec in specs:
         dtype, shape = given[spec.name]
         if dtype != spec.dtype:
-            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {dtype}; convert it")
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, but got {dtype}; convert it")
         if len(shape) != len(spec.shape) or any(
             isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)
         ):
             advice = advise_on_shape(spec.name, spec.shape, shape)
-            raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; {advice}")
+            raise InputError(f"{runner}: the input is {spec}, but got the shape {shape}; {advice}")
         for dim, size in zip(spec.shape, shape, strict=True):
             if isinstance(dim, str) and (first := known.setdefault(dim, (size, spec.name)))[0] != size:
                 raise InputError(
-                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r};"
-                    " give both one size"
+                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input "
+                    f"{spec.name!r}; use one size for both"
                 )
 
 
@@ -190,11 +190,11 @@ def select_profile(
         for spec in wrong:
             low, _, high = spec.profiles[profile]
             outside.append(
-                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, profile {profile} takes {list(low)}"
-                f" to {list(high)}"
+                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, but profile {profile} accepts "
+                f"{list(low)} to {list(high)}"
             )
     raise InputError(
-        f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that holds it"
+        f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that contains it"
     )
 
 

@@ -47,8 +47,8 @@ def require_runtime(name: str) -> Extension:
     if matching is None:
         known = ", ".join(repr(e.name) for e in extensions.installed_extensions(extensions.RUNTIMES))
         raise InputError(
-            f"no installed package brings a runtime {name!r}; "
-            + (f"there are {known}" if known else "none brings any (with --no-extensions none is looked for)")
+            f"no installed package provides a runtime {name!r}; "
+            + (f"choose from {known}" if known else "no runtime is provided (--no-extensions disables the search)")
         )
     return matching
 
@@ -82,12 +82,14 @@ class ThirdPartyRunner(LiveRunner):
         self.outputs = tuple(map(tensor_spec, graph.output))
         make = self._extension.load()
         if not callable(make):
-            raise self._extension.make_error(f"is a {type(make).__name__}, not what makes a Runner of a path")
+            raise self._extension.make_error(
+                f"is a {type(make).__name__}, not a function that opens a path as a Runner"
+            )
         runner = self._call_package(f"can't open {os.path.basename(path)!r}", make, Path(path))
         lacking = [part for part in ("infer", "__enter__", "__exit__") if not callable(getattr(runner, part, None))]
         if lacking:
             raise self._extension.make_error(
-                f"gives a {type(runner).__name__}, no normdeploy.runtimes.Runner: it lacks {', '.join(lacking)}"
+                f"returns a {type(runner).__name__}, not a normdeploy.runtimes.Runner: it lacks {', '.join(lacking)}"
             )
         self._runner: Runner = self._call_package("can't be entered", runner.__enter__) or runner
 
@@ -111,7 +113,7 @@ class ThirdPartyRunner(LiveRunner):
         names = [spec.name for spec in self.outputs]
         if not isinstance(outputs, Mapping) or not all(isinstance(outputs.get(name), np.ndarray) for name in names):
             told = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-            raise self._extension.make_error(f"gives {told!r:.160} where the outputs are {names}, each a numpy array")
+            raise self._extension.make_error(f"returns {told!r:.160}, but the outputs are {names}, each a numpy array")
         return {name: outputs[name] for name in names}
 
     def _run_tensors(self, tensors: Tensors) -> Tensors:

@@ -114,7 +114,7 @@ class EagerRunner(_TorchRunner):
                 return self._call_graph(inputs, self._lifted)
         except _NodeFailed as failed:
             raise InputError(
-                f"the model does not run on these inputs: {failed}; give sizes and values that it takes"
+                f"the model does not run on these inputs: {failed}; pass sizes and values that it accepts"
             ) from failed
 
 
@@ -167,7 +167,7 @@ class ModuleRunner(_TorchRunner):
             torch.backends.mha.set_fastpath_enabled(fused)
         outputs = user_outputs(self._model.program)
         if len(returned) != len(outputs):
-            raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
+            raise InputError(f"the module returns {len(returned)} values, but its trace {len(outputs)}")
         return self._name_user_outputs(returned)
 
 
@@ -178,7 +178,7 @@ class HalfRunner(_TorchRunner):
     Inputs are given in the model's own dtypes and rounded; floating outputs are in ``half``. An operator without a
     kernel for ``half`` runs in float32 and its result is rounded. Finite constants beyond the range of ``half``, such
     as masks, become its largest or lowest number. An upcast to float32 in the model becomes ``half`` too: in a graph
-    traced in float32 it can't be told from a cast back.
+    traced in float32 it can't be distinguished from a cast back.
     """
 
     name = EagerRunner.name
@@ -272,8 +272,8 @@ class Float64Runner(_TorchRunner):
                 return self._call_graph(inputs, lifted)
         except _NodeFailed as failed:
             raise NormdeployError(
-                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the"
-                " operator has no float64 form and there is nothing to compare with"
+                f"the float64 reference can't be run: {failed}; if the model itself runs on these inputs, the "
+                "operator has no float64 implementation, so there is no reference to compare with"
             ) from failed
 
 

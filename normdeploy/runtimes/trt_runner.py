@@ -182,11 +182,11 @@ class _ErrorLogHandler(logging.Handler):
         """Return all messages since the last call.
 
         Returns:
-            One line; "no reason is given" if there are none.
+            One line; "no reason given" if there are none.
         """
         messages = "; ".join(dict.fromkeys(self._messages))
         self._messages = []
-        return messages or "no reason is given"
+        return messages or "no reason given"
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def is_engine(path: PathLike) -> bool:
         InputError: the file does not exist.
     """
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
+        raise InputError(f"file not found: {os.fspath(path)!r}; pass an ONNX file or an engine")
     with open(path, "rb") as file:
         return file.read(4)[1:] == _RTX_MAGIC[1:]
 
@@ -220,12 +220,12 @@ def read_runtime(engine: Path) -> str:
         InputError: the file does not exist or is not an engine.
     """
     if not engine.is_file():
-        raise InputError(f"there is no engine {str(engine)!r}; make one with `normdeploy build`")
+        raise InputError(f"engine not found: {str(engine)!r}; build one with `normdeploy build`")
     with engine.open("rb") as file:
         magic = file.read(4)
     if magic[1:] != _RTX_MAGIC[1:]:
         raise InputError(
-            f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`"
+            f"{engine.name} is not a TensorRT engine: it begins with {magic!r}; build one with `normdeploy build`"
         )
     if magic == _RTX_MAGIC:
         return "tensorrt-rtx"
@@ -300,7 +300,7 @@ def select_library(runtime: str) -> Any:
         else:
             other = "TensorRT-RTX"
         raise RuntimeUnavailable(
-            f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start"
-            " another"
+            f"{TITLES[runtime]} can't be used in a process that already uses {other} through Polygraphy; start "
+            "another process"
         )
     return importlib.import_module(PACKAGES[runtime])

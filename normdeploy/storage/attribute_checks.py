@@ -43,7 +43,7 @@ def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
             continue
         # ONNX's own shape inference uses it as an index, and crashes the process.
         if node.op_type == "GatherND" and any(a.name == "batch_dims" and a.i < 0 for a in node.attribute):
-            raise GraphError(f"GatherND {node.name!r} has batch_dims below 0; the first dims are counted from 0")
+            raise GraphError(f"GatherND {node.name!r} has batch_dims below 0; it must be 0 or more")
         for attribute in node.attribute:
             # The caller of the function gives this attribute its value.
             if attribute.ref_attr_name:
@@ -56,7 +56,7 @@ def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
 
 def _require_valid_cast_type(node: onnx.NodeProto, kind: int) -> None:
     if kind == TensorProto.UNDEFINED or kind not in TensorProto.DataType.values():
-        raise GraphError(f"Cast {node.name!r} makes the type {kind}, which ONNX does not have; the file is damaged")
+        raise GraphError(f"Cast {node.name!r} casts to the type {kind}, which ONNX does not have; the file is damaged")
 
 
 def _require_32_bit_values(node: onnx.NodeProto, attribute: AttributeProto) -> None:
@@ -64,6 +64,6 @@ def _require_32_bit_values(node: onnx.NodeProto, attribute: AttributeProto) -> N
     wide = next((number for number in numbers if not _NARROW.min <= number <= _NARROW.max), None)
     if wide is not None:
         raise GraphError(
-            f"{node.op_type} {node.name!r} has the attribute {attribute.name} = {wide}, which runtimes cut to 32 bits:"
-            f" they compute with another number; give one between {_NARROW.min} and {_NARROW.max}"
+            f"{node.op_type} {node.name!r} has the attribute {attribute.name} = {wide}, which runtimes truncate to "
+            f"32 bits: they compute with another number; use one between {_NARROW.min} and {_NARROW.max}"
         )

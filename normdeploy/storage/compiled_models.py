@@ -29,8 +29,8 @@ def require_model(proto: onnx.ModelProto, name: str) -> None:
     node = next((n for n in proto.graph.node if n.op_type == OP and n.domain == DOMAIN), None)
     if node is not None:
         raise GraphError(
-            f"{name} {describe_context_node(node)}; give the ONNX file that it was made "
-            f"of{_original_model_clause(node)}"
+            f"{name} {describe_context_node(node)}; pass the ONNX file that it was made "
+            f"from{_original_model_clause(node)}"
         )
 
 
@@ -40,7 +40,7 @@ def describe_context_node(node: onnx.NodeProto) -> str:
     Returns:
         a predicate for messages, "holds, …", that names the provider, the GPU and the version if they are stated.
     """
-    provider = attribute_text(node, "source") or "an execution provider that it does not name"
+    provider = attribute_text(node, "source") or "an unnamed execution provider"
     built = [
         f"for compute capability {architecture}"
         if (architecture := attribute_text(node, "hardware_architecture"))
@@ -53,8 +53,8 @@ def describe_context_node(node: onnx.NodeProto) -> str:
         need = ""
     title = " ".join(part for part in ("compiled", *built) if part)
     return (
-        f"holds, in the place of nodes, an engine for onnxruntime's {provider}, {title}: only onnxruntime with that"
-        f" provider{need} runs it"
+        f"holds, instead of nodes, an engine for onnxruntime's {provider}, {title}: only onnxruntime with that "
+        f"provider{need} runs it"
     )
 
 

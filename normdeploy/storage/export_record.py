@@ -136,8 +136,8 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
         raise _make_record_error(error) from error
     if schema not in (SCHEMA, _OLDER):
         raise GraphError(
-            f"the file's record of its export has schema {schema!r}, this version reads {SCHEMA}; export again, or give"
-            " the flags"
+            f"the file's record of its export has schema {schema!r}, but this version reads {SCHEMA}; export again, "
+            "or pass the flags"
         )
     return content
 
@@ -158,8 +158,8 @@ def runs_code(record_of_export: Mapping[str, Any]) -> bool:
 
 def _make_record_error(error: Exception) -> GraphError:
     return GraphError(
-        f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or give the"
-        " flags"
+        f"the file's record of its export is malformed ({type(error).__name__}: {error}); export again, or pass the "
+        "flags"
     )
 
 
@@ -168,12 +168,12 @@ def _require_valid_flags(load: Mapping[str, Any]) -> None:
     for name in ("inputs", "dims", "imports"):
         texts = load.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
-            raise ValueError(f"{name} is no list of short texts")
+            raise ValueError(f"{name} is not a list of short texts")
     for name in ("key", "model", "task", "part"):
         if not isinstance(load.get(name, ""), str) or len(load.get(name, "")) > _LONGEST:
-            raise ValueError(f"{name} is no short text")
+            raise ValueError(f"{name} is not a short text")
     if not isinstance(load.get("model_args", {}), dict):
-        raise ValueError("model_args are no names with values")
+        raise ValueError("model_args is not a mapping of names to values")
     if not isinstance(load.get("eval", False), bool):
         raise ValueError("eval is neither true nor false")
 
@@ -186,17 +186,17 @@ def _parse_input_spec(entry: Mapping[str, Any]) -> InputSpec:
             and all(type(n) is int for n in (dim.min, dim.opt, dim.max))
             and 0 <= dim.min <= dim.opt <= dim.max <= _LARGEST
         ):
-            raise ValueError(f"the dim {dim} of input {entry['name']!r} makes no sense")
+            raise ValueError(f"the dim {dim} of input {entry['name']!r} is invalid")
     limits = entry["range"]
     if limits is not None:
         low, high = (float(limit) if not isinstance(limit, int) else limit for limit in limits)
         # NaN fails every comparison, and numpy can't draw from a range wider than the largest float.
         if not (low <= high and max(abs(low), abs(high)) <= _FARTHEST):
-            raise ValueError(f"the range {str(limits)[:80]} of input {str(entry['name'])[:80]!r} makes no sense")
+            raise ValueError(f"the range {str(limits)[:80]} of input {str(entry['name'])[:80]!r} is invalid")
         limits = (low, high)
     dtype = str(entry["dtype"])
     if dtype != "bfloat16" and np.dtype(dtype).kind not in "biuf":
-        raise ValueError(f"the dtype {dtype!r} of input {entry['name']!r} is no tensor's")
+        raise ValueError(f"the dtype {dtype!r} of input {entry['name']!r} is not a tensor dtype")
     return InputSpec(str(entry["name"]), dtype, shape, limits, entry.get("mask") is True)
 
 

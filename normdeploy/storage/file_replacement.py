@@ -1,8 +1,8 @@
 """Replace files so that nothing half-written ever appears under its final name.
 
 An output is written under a temporary name in its own folder (a rename is atomic only within one file system), flushed
-to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, can be told
-apart from files that another process is writing, and are removed.
+to the disk and renamed. Its writer locks the temporary. So leftovers of a killed run, which nobody locks, differ
+from files that another process is writing, and are removed.
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def resolve_writable_path(path: PathLike) -> Path:
     try:
         if not target.parent.is_dir():
             raise NormdeployError(
-                f"can't write {str(path)!r}: there is no folder {target.parent.name!r}; make it first"
+                f"can't write {str(path)!r}: the folder {target.parent.name!r} does not exist; create it first"
             )
         if target.exists() and not target.is_file():
-            raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
+            raise NormdeployError(
+                f"can't write {str(path)!r}: it exists and is not a regular file; choose another name"
+            )
     except OSError as error:
         # For example, the name is too long.
-        raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; give another name") from error
+        raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; choose another name") from error
     return target
 
 
@@ -101,8 +103,8 @@ def temporary_beside(target: Path) -> Iterator[Path]:
             raise
         free = shutil.disk_usage(target.parent).free
         raise NormdeployError(
-            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); make room or"
-            " choose another folder. What stood there before is untouched"
+            f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free in its folder); free space "
+            "or choose another folder. An existing file is unchanged"
         ) from error
     finally:
         path.unlink(missing_ok=True)

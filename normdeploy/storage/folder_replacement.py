@@ -35,7 +35,9 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         NormdeployError: the parent folder is missing or can't be written to, or the disk is full.
     """
     if not target.parent.is_dir():
-        raise NormdeployError(f"can't write {str(target)!r}: there is no folder {target.parent.name!r}; make it first")
+        raise NormdeployError(
+            f"can't write {str(target)!r}: the folder {target.parent.name!r} does not exist; create it first"
+        )
     _remove_dead_folders(target)
     fresh = _temporary_path(target)
     handle = -1
@@ -54,8 +56,8 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         if error.errno in _FULL:
             free = shutil.disk_usage(target.parent).free
             raise NormdeployError(
-                f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free there); make room or"
-                " choose another folder. What stood there before is untouched"
+                f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free there); free space or "
+                "choose another folder. An existing folder is unchanged"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NormdeployError(
@@ -82,11 +84,11 @@ def require_empty_dir(folder: PathLike) -> Path:
     target = Path(os.path.realpath(folder))
     if not target.parent.is_dir():
         raise NormdeployError(
-            f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first"
+            f"can't write {os.fspath(folder)!r}: the folder {target.parent.name!r} does not exist; create it first"
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise NormdeployError(
-            f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name"
+            f"can't write {os.fspath(folder)!r}: it already exists and is not an empty folder; choose another name"
         )
     return target
 

@@ -111,6 +111,6 @@ def _describe_cycle(node: onnx.NodeProto, tensor: str, reader: onnx.NodeProto) -
     if reader is node:
         way = ""
     else:
-        way = f" by way of {reader.op_type} {reader.name or reader.output[0]!r}"
+        way = f" through {reader.op_type} {reader.name or reader.output[0]!r}"
     message = f"{node.op_type} {node.name or node.output[0]!r} needs its own result {tensor!r}{way}"
-    return f"{message}: the nodes form a circle, and nothing can compute them; give tensors names of their own"
+    return f"{message}: the nodes form a cycle, so they can't be computed; use unique tensor names"

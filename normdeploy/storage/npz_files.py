@@ -47,9 +47,9 @@ def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
     label = repr(os.fspath(path))
     if not os.path.isfile(path):
         if os.path.lexists(path):
-            wrong = f"{label} is no regular file"
+            wrong = f"{label} is not a regular file"
         else:
-            wrong = f"there is no file {label}"
+            wrong = f"file not found: {label}"
         raise InputError(f"{wrong}; write it with numpy.savez(file, name=array)")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -58,7 +58,8 @@ def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
             return {m.filename.removesuffix(".npy"): _read_member(archive, m) for m in members}
     except _DAMAGED as error:
         raise InputError(
-            f"{label} is no .npz file of arrays ({_shorten_error(error)}); write it with numpy.savez(file, name=array)"
+            f"{label} is not an .npz file of arrays ({_shorten_error(error)}); write it with numpy.savez(file, "
+            "name=array)"
         ) from error
 
 
@@ -66,15 +67,14 @@ def _require_plain_members(label: str, members: list[zipfile.ZipInfo], limit: in
     total = sum(m.file_size for m in members)
     if total > limit:
         raise InputError(
-            f"{label} unpacks to {total} bytes, more than the {limit} that are read; give smaller arrays, or use"
-            " open_runner"
+            f"{label} unpacks to {total} bytes, but at most {limit} are read; pass smaller arrays, or use open_runner"
         )
     names = [m.filename for m in members]
     if twice := sorted(n for n, count in Counter(names).items() if count > 1):
         raise InputError(f"{label} holds {_abbreviate_names(twice)} twice; write each array once")
     if other := [n for n in names if not n.endswith(".npy")]:
         raise InputError(
-            f"{label} holds {_abbreviate_names(other)}, which are no arrays; write it with numpy.savez(file, "
+            f"{label} holds {_abbreviate_names(other)}, which are not arrays; write it with numpy.savez(file, "
             "name=array)"
         )
 
@@ -103,7 +103,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarra
         if dtype.hasobject:
             raise ValueError(f"{member.filename} holds pickled objects, which are never loaded")
         if (claimed := math.prod(shape) * dtype.itemsize) > member.file_size:
-            raise ValueError(f"{member.filename} claims {claimed} bytes of {member.file_size}")
+            raise ValueError(f"{member.filename} claims {claimed} bytes, but contains {member.file_size}")
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
@@ -134,14 +134,14 @@ def read_npy(path: PathLike, *, limit: int = LIMIT) -> np.ndarray:
     """
     label = repr(os.fspath(path))
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {label}; write it with numpy.save(file, array)")
+        raise InputError(f"file not found: {label}; write it with numpy.save(file, array)")
     size = os.path.getsize(path)
     if size > limit:
-        raise InputError(f"{label} has {size} bytes, more than the {limit} that are read; give a smaller array")
+        raise InputError(f"{label} has {size} bytes, but at most {limit} are read; pass a smaller array")
     try:
         with open(path, "rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
     except _DAMAGED as error:
         raise InputError(
-            f"{label} holds no plain array ({_shorten_error(error)}); write it with numpy.save(file, array)"
+            f"{label} is not a plain array ({_shorten_error(error)}); write it with numpy.save(file, array)"
         ) from error

@@ -88,8 +88,8 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
     )
     if foreign is not None:
         raise GraphError(
-            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data"
-            " before saving it"
+            f"the weight {foreign!r} is in an external file and was not loaded; load the model with its external "
+            "data before saving it"
         )
     light, weights = detach_weights(proto)
     # Shared weights in bodies are not initializers of the main graph, so they are embedded.
@@ -98,8 +98,8 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
         rest = light.ByteSize()
     except EncodeError as error:
         raise GraphError(
-            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants"
-            " initializers"
+            f"{target.name} is larger than 2 GB even without its weights, which protobuf can't store; turn its "
+            "constants into initializers"
         ) from error
     with temporary_beside(target) as model, temporary_beside(target) as data:
         location = None
@@ -180,29 +180,31 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
     """Read and check a file, with its external weights of at most ``largest`` bytes each; None reads all."""
     if not source.is_file():
         raise GraphError(
-            f"there is no file {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
+            f"file not found: {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
         )
     try:
         str(source).encode()
     except UnicodeEncodeError as error:
-        raise GraphError(f"the path {str(source)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
+        raise GraphError(f"the path {str(source)!r} is not UTF-8, which onnx requires; rename it") from error
     if (size := source.stat().st_size) > PROTOBUF_LIMIT:
         raise GraphError(
-            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their"
-            " weights in external data"
+            f"{source.name} has {size} bytes, but an ONNX file has at most {PROTOBUF_LIMIT}; larger models keep "
+            "their weights in external data"
         )
     proto = onnx.ModelProto()
     try:
         content = source.read_bytes()
         if content.startswith(LFS_POINTER):
-            raise GraphError(f"{source.name} is a Git LFS pointer, not the file itself: fetch that with `git lfs pull`")
+            raise GraphError(
+                f"{source.name} is a Git LFS pointer, not the file itself: fetch the file with `git lfs pull`"
+            )
         proto.ParseFromString(content)
     except OSError as error:
         raise GraphError(f"can't read {str(source)!r}: {error.strerror}") from error
     except DecodeError as error:
-        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or is truncated: {error}") from error
     if not proto.HasField("graph") or not proto.opset_import:
-        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it contains no graph or no opset")
     require_wellformed(proto, list(iter_bodies(proto)), iter_tensors(proto))
     require_model(proto, source.name)
     proto = open_unknown_sizes(proto)
@@ -220,7 +222,7 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
         onnx.checker.check_model(str(source) if readable is None else readable)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(
-            f"{source.name} breaks the ONNX specification: {_flatten_checker_message(str(error))}"
+            f"{source.name} violates the ONNX specification: {_flatten_checker_message(str(error))}"
         ) from error
     for tensor, (file, offset, length) in zip(outside, places, strict=True):
         if largest is not None and length > largest:
@@ -366,8 +368,8 @@ def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) 
     there = sum(sizes.values())
     if asked > max(2 * there, there + _SHARED):
         raise GraphError(
-            f"the weights of {model} are {asked} bytes, and the files that they lie in {there}: many refer to the same"
-            " place; write each weight once, and let its nodes share it"
+            f"the weights of {model} are {asked} bytes, but the files that contain them have {there}: many refer to "
+            "the same place; store each weight once, and let its nodes share it"
         )
 
 
@@ -397,16 +399,16 @@ def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path,
         raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
     if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
         raise GraphError(
-            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside"
-            " the model are read"
+            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files in "
+            "that folder are read"
         )
     if size is None:
         raise GraphError(
-            f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there"
+            f"the weight {tensor.name!r} is in {location!r}, which is missing from the model's folder; copy it there"
         )
     if length != needed or min(length, offset) < 0 or offset + length > size:
         raise GraphError(
-            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r},"
-            f" which has {size}; the file was cut short or is another one"
+            f"the weight {tensor.name!r} needs {needed} bytes but refers to {length} bytes at {offset} of "
+            f"{location!r}, which has {size}; the file is truncated or is another file"
         )
     return file, offset, length

@@ -92,17 +92,17 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     if valid:
         return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
     if signature is None or path is None:
-        return None, "it was exported on another machine or by another user, and no signature of a team lies beside it"
+        return None, "it was exported on another machine or by another user, and no team signature is next to it"
     if theirs is None:
         return (
             None,
-            f"{signature_path(path).name!r} beside it is signed by another user or a team whose key {TEAM_KEY} "
-            "does not name",
+            f"{signature_path(path).name!r} next to it is signed by another user, or by a team whose key is not in "
+            f"{TEAM_KEY}",
         )
     return (
         None,
-        f"{signature_path(path).name!r} beside it is of another record, or signed with another key than "
-        f"{TEAM_KEY} names",
+        f"{signature_path(path).name!r} next to it belongs to another record, or is signed with another key than the "
+        f"one in {TEAM_KEY}",
     )
 
 
@@ -245,18 +245,19 @@ def read_team_key() -> bytes | None:
                 key = b""
     except OSError as error:
         raise InputError(
-            f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it"
+            f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; set it to another file, or unset it"
         ) from error
     if not is_private(status):
         mode = stat.S_IMODE(status.st_mode)
         raise InputError(
-            f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner"
-            f" {status.st_uid}), who could sign code for you to run; take a copy that is yours alone, of mode 600"
+            f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner "
+            f"{status.st_uid}), who could sign code for you to run; use a copy that only you can access, with mode "
+            "600"
         )
     if len(key) < _KEY_BYTES:
         raise InputError(
-            f"the team's key {name!r} ({TEAM_KEY}) has {len(key)} bytes, and {_KEY_BYTES} are the least; make one with"
-            " openssl rand -hex 32"
+            f"the team's key {name!r} ({TEAM_KEY}) has {len(key)} bytes, but needs at least {_KEY_BYTES}; create one "
+            "with openssl rand -hex 32"
         )
     return key
 

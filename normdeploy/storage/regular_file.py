@@ -37,7 +37,7 @@ def read_regular(path: PathLike, *, most: int) -> bytes:
         if stat.S_ISFIFO(status.st_mode):
             return _read_pipe(path, handle, most)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{os.fspath(path)!r} is no regular file, and is not read; give the file itself")
+            raise InputError(f"{os.fspath(path)!r} is not a regular file, so it is not read; pass the file itself")
         if status.st_size > most:
             raise _make_length_error(path, status.st_size, most)
         return file.read(most)
@@ -58,12 +58,12 @@ def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
             # A pipe without a writer looks as if it had ended.
             if parts:
                 return b"".join(parts)
-            raise InputError(f"{os.fspath(path)!r} is a pipe into which nothing was written; give a file")
+            raise InputError(f"{os.fspath(path)!r} is a pipe without data; pass a file")
         parts.append(part)
         size += len(part)
         if size > most:
             raise _make_length_error(path, size, most)
-    raise InputError(f"{os.fspath(path)!r} is a pipe that did not end in {PATIENCE:g} seconds; give a file")
+    raise InputError(f"{os.fspath(path)!r} is a pipe that did not end in {PATIENCE:g} seconds; pass a file")
 
 
 def _make_length_error(path: PathLike, size: int, most: int) -> InputError:

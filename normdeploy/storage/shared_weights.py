@@ -87,7 +87,7 @@ def shared_array(tensor: onnx.TensorProto) -> np.ndarray | None:
     own = _arrays.get(key)
     if own is None:
         raise GraphError(
-            f"the weight {tensor.name!r} is held no more: keep the weights of a model as long as the model"
+            f"the weight {tensor.name!r} is no longer in memory: keep the weights of a model as long as the model"
         )
     return own
 

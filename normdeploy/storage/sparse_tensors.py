@@ -70,8 +70,8 @@ def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
         stored += math.prod(sparse.values.dims)
     if elements > max(MOST_ELEMENTS, _MOST_PER_VALUE * stored):
         raise GraphError(
-            f"the sparse tensors of the file have {elements} elements written out and {stored} values; at most"
-            f" {MOST_ELEMENTS} elements, or {_MOST_PER_VALUE} for each value, are written out"
+            f"the sparse tensors of the file have {elements} elements in dense form and {stored} values; at most "
+            f"{MOST_ELEMENTS} elements, or {_MOST_PER_VALUE} for each value, are supported"
         )
 
 
@@ -135,7 +135,7 @@ def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProt
         raise GraphError(f"the sparse tensor {name!r} holds strings; only numbers are read: store it dense")
     if sparse.indices.data_type != onnx.TensorProto.INT64 and math.prod(sparse.indices.dims):
         kind = onnx.TensorProto.DataType.Name(sparse.indices.data_type)
-        raise GraphError(f"the indices of the sparse tensor {name!r} are {kind}; ONNX asks for INT64")
+        raise GraphError(f"the indices of the sparse tensor {name!r} are {kind}; ONNX requires INT64")
     values = onnx.numpy_helper.to_array(sparse.values).reshape(-1)
     positions = _flat_positions(sparse, shape, values.size, name)
     dense = np.zeros(math.prod(shape), values.dtype)
@@ -151,8 +151,8 @@ def _flat_positions(sparse: onnx.SparseTensorProto, shape: tuple[int, ...], coun
     stored = tuple(sparse.indices.dims)
     if stored not in ((count,), (count, len(shape))) and not (count == 0 and math.prod(stored) == 0):
         raise GraphError(
-            f"the sparse tensor {name!r} has {count} values and indices of shape {list(stored)};"
-            f" ONNX asks for [{count}] or [{count}, {len(shape)}]"
+            f"the sparse tensor {name!r} has {count} values and indices of shape {list(stored)}; ONNX requires "
+            f"[{count}] or [{count}, {len(shape)}]"
         )
     if count == 0:
         return np.zeros(0, np.int64)

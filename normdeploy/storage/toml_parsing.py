@@ -62,7 +62,7 @@ def _describe_large_integer(text: str) -> str:
     for number, line in enumerate(text.splitlines(), 1):
         if found := _LONG_INTEGER.search(line):
             what = (
-                f"an integer has {sum(map(str.isdecimal, found[0]))} digits (at line {number}), and TOML's have 64 bits"
+                f"an integer has {sum(map(str.isdecimal, found[0]))} digits (at line {number}), but TOML's have 64 bits"
             )
             break
-    return f"{what}: write one up to {_MOST}"
+    return f"{what}: write at most {_MOST}"

@@ -146,8 +146,8 @@ def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]
     data = tensor.raw_data
     if len(data) != tensor_nbytes(tensor):
         raise GraphError(
-            f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {tensor_nbytes(tensor)} bytes and holds"
-            f" {len(data)}"
+            f"the weight {tensor.name!r} of shape {list(tensor.dims)} needs {tensor_nbytes(tensor)} bytes but holds "
+            f"{len(data)}"
         )
     yield data
 

@@ -66,9 +66,9 @@ def require_wellformed(
         if (
             low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)
         ) is not None:
-            raise GraphError(f"the file states opset {low}; the first is 1")
+            raise GraphError(f"the file declares opset {low}; opsets start at 1")
         if (twice := next((d for d, count in Counter(domains).items() if count > 1), None)) is not None:
-            raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
+            raise GraphError(f"the domain {twice!r} has two opsets, and readers disagree on which one counts")
     for body in bodies:
         _require_known_types(body)
         require_attributes(body.node)
@@ -119,8 +119,8 @@ def _require_valid_texts(proto: onnx.ModelProto) -> None:
         if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
             kind = message.DESCRIPTOR.name.removesuffix("Proto")
             raise GraphError(
-                f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is"
-                " damaged"
+                f"a text in a {kind} of the file is not UTF-8, which ONNX requires, but {wrong[:40]!r}; the file is "
+                "damaged"
             )
 
 
@@ -138,19 +138,19 @@ def _require_complete_tensor(tensor: onnx.TensorProto) -> None:
     else:
         title = "a constant"
     if tensor.data_type not in _TYPES:
-        raise GraphError(f"{title} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
+        raise GraphError(f"{title} has the type {tensor.data_type}, which ONNX does not have; the file is damaged")
     if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
         shape = list(tensor.dims)[: _MOST_RANK + 1]
         raise GraphError(
-            f"{title} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
+            f"{title} has the shape {shape}; sizes can't be negative, and at most {_MOST_RANK} sizes are read"
         )
     if 0 in tensor.dims and (most := math.prod(size or 1 for size in tensor.dims)) >= _MOST_PLACES:
         raise GraphError(
-            f"{title} has the shape {list(tensor.dims)}, whose sizes other than 0 make {most} elements; numpy counts up"
-            f" to {_MOST_PLACES - 1}"
+            f"{title} has the shape {list(tensor.dims)}, whose nonzero sizes make {most} elements; numpy supports up "
+            f"to {_MOST_PLACES - 1}"
         )
     if tensor.HasField("segment"):
-        raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; write it whole")
+        raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; store it whole")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return
     elements = math.prod(tensor.dims)
@@ -160,14 +160,14 @@ def _require_complete_tensor(tensor: onnx.TensorProto) -> None:
         given = len(tensor.raw_data)
         if tensor.data_type == onnx.TensorProto.STRING or given != needed:
             raise GraphError(
-                f"{title} of shape {list(tensor.dims)} needs {needed} bytes and holds {given}; the file is damaged"
+                f"{title} of shape {list(tensor.dims)} needs {needed} bytes but holds {given}; the file is damaged"
             )
         return
     needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
     given = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
     if given != needed:
         raise GraphError(
-            f"{title} of shape {list(tensor.dims)} needs {needed} numbers and holds {given}; the file is damaged"
+            f"{title} of shape {list(tensor.dims)} needs {needed} numbers but holds {given}; the file is damaged"
         )
 
 
@@ -178,7 +178,7 @@ def _require_known_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
         kind = value.type.tensor_type
         if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
             raise GraphError(
-                f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged"
+                f"{value.name!r} has the type {kind.elem_type}, which ONNX does not have; the file is damaged"
             )
         if len(kind.shape.dim) > _MOST_RANK:
             raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
@@ -208,8 +208,8 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
                 path.pop()
             elif following in open_:
                 raise GraphError(
-                    f"the function {following[1]!r} calls itself by way of {key[1]!r}, which ONNX forbids: it has"
-                    " no end"
+                    f"the function {following[1]!r} calls itself through {key[1]!r}, which ONNX forbids: the calls "
+                    "never end"
                 )
             else:
                 open_.add(following)
@@ -220,9 +220,7 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
             count = str(total)
         else:
             count = f"more than {_COUNTED}"
-        raise GraphError(
-            f"the calls of the file's functions are {count} nodes when written out; at most {_MOST_NODES} are read"
-        )
+        raise GraphError(f"the file's functions expand to {count} nodes; at most {_MOST_NODES} are read")
 
 
 def _require_matching_arity(
@@ -281,12 +279,12 @@ def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: di
         rounds = around * (_loop_rounds(node, known) if node.op_type == "Loop" else 1)
         if rounds > _MOST_ROUNDS:
             if rounds >= _ENDLESS:
-                count = "without end"
+                count = "endlessly"
             else:
-                count = f"{rounds} rounds"
+                count = f"{rounds} iterations"
             loop = f"the Loop {node.name or node.output[0]!r}"
             raise GraphError(
-                f"{loop} runs {count}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
+                f"{loop} runs {count}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} iterations are run"
             )
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

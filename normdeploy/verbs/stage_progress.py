@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..log import log
 from ..types import Progress
@@ -22,15 +25,48 @@ class StageTimer:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time the body of a ``with`` statement as the stage ``name``; a stage that raises records no seconds."""
+    def __call__(self, name: str, details: str = "") -> Iterator[None]:
+        """Time the body of a ``with`` statement as the stage ``name``; a stage that raises records no seconds.
+
+        Args:
+            details: text for the progress bar after the name.
+        """
         if self.progress is not None:
-            self.progress(name, 0, 0)
+            self.progress(f"{name} {details}".rstrip(), 0, 0)
         log.info("%s ...", name)
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
         log.info("%s took %.2f s", name, self.seconds[name])
+
+
+def describe_loading(source: object) -> str:
+    """Say why loading takes its time.
+
+    Args:
+        source: a file, a folder or a model in memory.
+
+    Returns:
+        for example "model.pt2, 2.1 GB, after the import of torch"; "" if there is nothing to say.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return ""
+    path = Path(source)
+    parts = [path.name]
+    if path.is_file():
+        parts.append(_format_size(path.stat().st_size))
+    if path.suffix != ".onnx" and "torch" not in sys.modules:
+        parts.append("after the import of torch")
+    return ", ".join(filter(None, parts))
+
+
+def _format_size(count: int) -> str:
+    """Format large sizes; small files load at once, so that their size says nothing."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    if count >= 1e7:
+        return f"{count / 1e6:.0f} MB"
+    return ""
 
 
 def prefix_progress(part: str, progress: Progress | None) -> Progress | None:

@@ -188,7 +188,7 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
             "reason": f.reason,
         }
         for f in findings
-        if f.reason and not f.reason.startswith("it is one standard node already")
+        if f.reason and not f.reason.startswith("it is already one standard node")
     ]
     try:
         onnx.checker.check_model(proto, full_check=True)

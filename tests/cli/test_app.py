@@ -135,6 +135,15 @@ def test_verbs_on_onnx_files_import_neither_torch_nor_sympy(verb: str, tmp_path:
     assert done.stderr.strip() == "[] True"
 
 
+def test_run_without_an_output_file_summarizes_the_outputs_and_writes_nothing(tmp_path: Path, called: Called) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Sub(x, x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    done = called("run", str(tmp_path / "m.onnx"))
+    assert done.returncode == 0
+    assert "out  y  float32[3]  min 0, max 0, mean 0" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
 def test_every_verb_is_listed(called: Called) -> None:
     text = called("--help").stdout
     for verb in ("export", "build", "verify", "inspect", "optimize"):
@@ -206,9 +215,9 @@ def test_unfitting_weights_and_missing_inputs_are_printed_in_one_message(tmp_pat
         "    bias",
         "  1 not in the model:",
         "    scale",
-        "Check the factory's arguments, or choose other weights with --key. Besides, Linear needs example inputs: say"
-        " what they look like with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is"
-        " Linear(input)",
+        "Check the factory's arguments, or choose other weights with --key. Also, Linear needs example inputs: "
+        "describe them with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is "
+        "Linear(input)",
     ]
 
 

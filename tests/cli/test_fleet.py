@@ -92,10 +92,10 @@ def test_a_fleet_and_single_verbs_share_a_store(folder: Path) -> None:
 def test_errors_are_one_line_and_write_nothing(folder: Path, tmp_path: Path) -> None:
     for words, said in (
         (("fleet", "run", "gone.toml"), "can't read 'gone.toml': No such file or directory"),
-        (("fleet", "status", "fleet.toml", "--store", "nowhere"), "there is no store 'nowhere' yet"),
+        (("fleet", "status", "fleet.toml", "--store", "nowhere"), "store not found: 'nowhere'"),
         (("fleet", "diff", "fleet.toml", "--against", "torch"), "--against is 'torch'; pass a library and a version"),
         (("fleet", "run", "fleet.toml", "--store", "net.pt2"), "the store 'net.pt2' can't be used"),
-        (("fleet", "gc", "nowhere"), "there is no store 'nowhere' yet"),
+        (("fleet", "gc", "nowhere"), "store not found: 'nowhere'"),
         (("fleet", "run", "fleet.toml", "--report", "fleet.toml"), "would replace 'fleet.toml'"),
         (("export", "gone.pt2", "-o", "x.onnx", "--store", str(tmp_path / "s")), "file not found: 'gone.pt2'"),
         (("export", "bad.pt2", "-o", "x.onnx", "--store", str(tmp_path / "s")), "bad.pt2"),

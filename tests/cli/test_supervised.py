@@ -58,7 +58,7 @@ def test_run_node_that_nothing_foresaw_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "onnxruntime ends its process here (SIGABRT): GRU 'recurrent' (output 'g'); change the node" in done.stderr
+    assert "onnxruntime crashes here (SIGABRT): GRU 'recurrent' (output 'g'); change the node" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
 
 

@@ -32,7 +32,9 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
         {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"},
     )
     assert same == policy
-    with pytest.raises(InputError, match=r"rule for the output 'out:0', which the model does not have; it has \['x'\]"):
+    with pytest.raises(
+        InputError, match=r"rule is for the output 'out:0', which the model does not have; its outputs are \['x'\]"
+    ):
         policy.check(["x"])
     assert not parse_policy(None, None)
 
@@ -48,19 +50,19 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
         ("y=nan:0", None, "negative or not finite"),
         ("0:inf", None, "negative or not finite"),
         ({"y": 1e-3}, None, "can't be read"),
-        (["y=1:0", "y=2:0"], None, "the output 'y' is given tolerance 1:0 and tolerance 2:0"),
-        (["1:0", "2:0"], None, "every output is given tolerance 1:0 and tolerance 2:0"),
+        (["y=1:0", "y=2:0"], None, "the output 'y' has the rules tolerance 1:0 and tolerance 2:0"),
+        (["1:0", "2:0"], None, "every output has the rules tolerance 1:0 and tolerance 2:0"),
         (None, "cosine", "'cosine' can't be read; .* in a shell within quotes"),
         (None, "y=", "can't be read"),
-        (None, "cosin>=1", "no metric 'cosin' .*choose one of cosine, psnr"),
+        (None, "cosin>=1", "unknown metric 'cosin' .*choose one of cosine, psnr"),
         (None, "cosine<=0.5", "the larger cosine is, the better; write cosine>=0.5"),
         (None, "y=cosine=0.5", "the larger cosine is"),
         (None, "cosine>=1.5", "cosine is between -1 and 1"),
         (None, "top1>=99", "top1 is between 0 and 1"),
-        (None, "top1>=99%", "'99%' is no number"),
+        (None, "top1>=99%", "'99%' is not a number"),
         (None, "psnr>=nan", "a finite number of decibels"),
         (None, {"y": "z=psnr>=3"}, "names an output"),
-        (None, ["snr>=3", "snr>=4"], "every output is given snr>=3 and snr>=4"),
+        (None, ["snr>=3", "snr>=4"], "every output has the rules snr>=3 and snr>=4"),
     ],
 )
 def test_what_means_nothing_is_refused(tolerance: Any, metric: Any, said: str) -> None:
@@ -102,7 +104,7 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
     alone = read_policy(file).policy
     both = parse_policy("logits=2:0", None).merge_under(alone).require_default(False)
     assert (rules(both, "logits"), both.required) == (["tolerance 2:0"], True)
-    with pytest.raises(InputError, match="and none is; give a tolerance or a metric too, or leave --also-default"):
+    with pytest.raises(InputError, match="there are none; pass a tolerance or a metric too, or omit it"):
         parse_policy(None, None).merge_under(alone).require_default(False)
 
 

@@ -117,7 +117,7 @@ def test_no_node_is_written_that_such_a_function_would_take_for_its_call() -> No
     assert out.graph.node == proto.graph.node
     (finding,) = summary.findings
     assert (finding.status, finding.became) == ("refused", "")
-    assert "the file has a function 'LayerNormalization'" in finding.reason
+    assert "the file has a function named 'LayerNormalization'" in finding.reason
 
 
 @pytest.mark.parametrize(("domain", "opset"), [("own", 23), ("", 21)])
@@ -191,7 +191,7 @@ def test_the_names_come_back_unchanged() -> None:
 
 
 def test_half_precision_of_a_function_in_onnx_s_own_domain_is_refused() -> None:
-    with pytest.raises(GraphError, match="a function 'Sqrt' in ONNX's own domain"):
+    with pytest.raises(GraphError, match="a function named 'Sqrt' in ONNX's own domain"):
         convert_to_half(file("y = Sqrt(x)", "", f"Sqrt (a) => (b) {NEGATIVE}"), "fp16")
 
 

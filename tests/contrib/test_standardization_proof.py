@@ -321,7 +321,8 @@ def test_a_rank_that_the_file_does_not_state_is_said() -> None:
     certificate = standardize_foreign_norms(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert (
-        certificate.note == "the rank of 'a' is not known: shown at each from 1 to 4, and at larger ones slice by slice"
+        certificate.note
+        == "the rank of 'a' is unknown: proved at each rank from 1 to 4, and slice by slice at higher ranks"
     )
 
 
@@ -355,7 +356,9 @@ def test_what_onnxruntime_wrote_is_exact_to_the_end() -> None:
     ]
 
 
-@pytest.mark.parametrize(("mask", "said"), [("int32[B] mask", "its input 7 is of rank 1"), ("int32[B,S] mask", "")])
+@pytest.mark.parametrize(
+    ("mask", "said"), [("int32[B] mask", "its input 7 has unexpected rank 1"), ("int32[B,S] mask", "")]
+)
 def test_a_mask_of_another_rank_is_refused(mask: str, said: str) -> None:
     proto = embedding("all")
     text = "g (int32[B,S] ids, int32[B,S] kinds, MASK) => (float[B,S,8] y, int32[B] m) { }".replace("MASK", mask)

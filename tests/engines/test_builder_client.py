@@ -39,7 +39,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     ("number", "said"),
     [
         (signal.SIGABRT, r"crashed \(SIGABRT\): tactic 7 is null"),
-        (signal.SIGKILL, "killed by the system, most likely for want of memory"),
+        (signal.SIGKILL, "killed by the system, most likely because memory ran out"),
     ],
 )
 def test_a_crash_of_the_library_is_an_error_with_its_reason(

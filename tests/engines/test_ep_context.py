@@ -147,10 +147,10 @@ def test_our_verbs_say_what_the_file_is(
     done = CliRunner().invoke(app, [name if part == "FILE" else part for part in verb])
     assert isinstance(done.exception, GraphError), done.output
     said = str(done.exception)
-    assert said.startswith(f"{name} holds, in the place of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
+    assert said.startswith(f"{name} holds, instead of nodes, an engine for onnxruntime's {PROVIDER}, compiled for")
     assert "compute capability 86,120 by version 1." in said
     assert "pip install onnxruntime-ep-nv-tensorrt-rtx-cu13" in said
-    assert said.endswith("give the ONNX file that it was made of, 'my model.onnx'")
+    assert said.endswith("pass the ONNX file that it was made from, 'my model.onnx'")
     assert sorted(p.name for p in folder.iterdir()) == before
 
 
@@ -195,7 +195,7 @@ def test_a_new_engine_replaces_the_old_one_and_a_failed_build_leaves_both(folder
 def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(p.name for p in folder.iterdir())
     monkeypatch.setattr(onnx_files, "PROTOBUF_LIMIT", 10_000)
-    with pytest.raises(BuildError, match=r"the engine has \d+ bytes, .* ends at 10000; write it .* --ep-context file"):
+    with pytest.raises(BuildError, match=r"the engine has \d+ bytes, .* at most 10000; write it .* --ep-context file"):
         made(folder, "large.onnx", "embed")
     assert sorted(p.name for p in folder.iterdir()) == before
 

@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Model, str, str]] = {
             (),
         ),
         "float",
-        "its parameters are data",
+        "its parameters are not constant",
     ),
 }
 
@@ -266,7 +266,7 @@ def own(op: str, inputs: dict[str, list[Any]], outputs: list[str], kind: int = 1
         ),
         (
             own("AddRMSNorm", {"x": ["b", "s", 8], "r": ["s", 8], "g": [8]}, ["y", "t"], epsilon=1e-5),
-            "its two inputs are not known to have one shape",
+            "its two inputs are not known to have the same shape",
         ),
         (
             own("RMSNorm", {"x": ["b", "s", 8], "g": [8]}, ["y"], 11, epsilon=1e-5, axes=[-1]),
@@ -302,7 +302,7 @@ def test_norms_in_bodies_stay() -> None:
     )
     written, account = plugins(model.proto())
     assert [a.form for a in account] == ["native node"] * 2
-    assert "a body of If, Loop or Scan, which is left as it is" in account[0].reason
+    assert "a body of If, Loop or Scan, which is not changed" in account[0].reason
     assert not any(is_plugin(n) for n in written.graph.node)
 
 
@@ -321,7 +321,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 def test_a_kernel_that_says_something_else_is_not_used(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof looks at all of the function: an epsilon off by a hundredth, or the mean's rounding, is found out."""
     monkeypatch.setitem(DEFINITIONS, "LayerNorm", WRONG[change](DEFINITIONS["LayerNorm"]))
-    stays(LN.proto(), "it is not proved to be what the file's nodes compute: ")
+    stays(LN.proto(), "it is not proved to compute the same as the file's nodes: ")
 
 
 def test_a_kernel_whose_meaning_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_a_kernel_whose_meaning_fails_is_not_used(monkeypatch: pytest.MonkeyPatc
         raise ValueError("out of luck")
 
     monkeypatch.setitem(DEFINITIONS, "LayerNorm", fails)
-    stays(LN.proto(), "LayerNorm can't be followed: ValueError: out of luck")
+    stays(LN.proto(), "LayerNorm can't be evaluated: ValueError: out of luck")
 
 
 PLANS = {name: m for name, m in MODELS.items() if m.plugins}
@@ -358,7 +358,7 @@ def test_statistics_of_something_else_are_not_taken(other: dict[str, int], monke
     monkeypatch.setitem(DEFINITIONS, "NormStatistics", lambda m, inputs, attrs: right(m, inputs, {**attrs, **other}))
     _, account = plugins(MODELS["GroupNormalization"].portable(), sizes={"b": 1, "h": 128, "w": 128})
     assert account[0].form == "native node"
-    assert "statistics of (axis, groups, channels_last)" in account[0].reason
+    assert "statistics for (axis, groups, channels_last) =" in account[0].reason
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_parameter_that_is_off_by_two_ulp_is_found(
     monkeypatch.setattr(PluginPlanner, "make_constant", off)
     (told,) = plugins(proto)[1]
     assert told.form == "native node"
-    assert "is more than half an ulp from" in told.reason
+    assert "differs by more than half an ulp from" in told.reason
 
 
 # ------------------------------------------------------------------ functions
@@ -497,7 +497,7 @@ def test_what_is_right_without_a_measurement() -> None:
     }.items():
         _, account = plugins(MODELS[name].portable(), norm_impl="auto")
         assert [a.form for a in account] == [form], name
-        assert ("TensorRT has a layer of its own for it" in account[0].reason) == (form == "native node")
+        assert ("TensorRT has its own layer for it" in account[0].reason) == (form == "native node")
     assert plugins(MODELS["Mul and Add, SiLU"].portable(), norm_impl="auto")[1] == ()
 
 
@@ -511,7 +511,11 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     ("lacks", "version", "said"),
     [
         (without_triton, "11.4", r"the kernels are compiled with triton, which is not installed; pip install triton"),
-        (lambda _: None, "10.8.0.43", r"TensorRT 10\.8 takes no kernels compiled ahead of time; 10\.9 and newer do"),
+        (
+            lambda _: None,
+            "10.8.0.43",
+            r"TensorRT 10\.8 does not support kernels compiled ahead of time; 10\.9 and newer do",
+        ),
     ],
 )
 def test_what_the_kernels_need(
@@ -536,9 +540,9 @@ def test_the_first_release_that_takes_kernels_gets_them(version: str) -> None:
 
 
 def test_what_can_t_be_asked_for() -> None:
-    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser takes no plugins"):
+    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser supports no plugins"):
         implement_norms(LN.proto(), norm_impl="plugin", runtime="tensorrt-rtx")
-    with pytest.raises(InputError, match="'fused'; it is one of native, plugin, auto"):
+    with pytest.raises(InputError, match="'fused'; choose one of native, plugin, auto"):
         norm_implementations.check_norm_impl("fused", "tensorrt")
 
 

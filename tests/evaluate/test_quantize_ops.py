@@ -186,7 +186,7 @@ def test_the_type_comes_from_the_zero_point_or_the_attribute_or_is_uint8():
     )
     with pytest.raises(UnsupportedOp, match="type 1"):
         evaluate_node("QuantizeLinear", [x, scale], {"output_dtype": 1}, opset=21)
-    with pytest.raises(ValueError, match="one number a place"):
+    with pytest.raises(ValueError, match="expected one value per index"):
         evaluate_node("QuantizeLinear", [np.ones((2, 3)), np.ones(2)], {"axis": 1}, opset=21)
 
 

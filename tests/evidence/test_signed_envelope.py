@@ -60,16 +60,16 @@ def signature(**new: Any) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (change("payload", lambda p: base64.b64encode(b"other").decode()), "changed since"),
-        (change("payload", lambda p: "!" + p), "no signed text|changed since"),
+        (change("payload", lambda p: base64.b64encode(b"other").decode()), "changed afterwards"),
+        (change("payload", lambda p: "!" + p), "not a signed text|changed afterwards"),
         (change("payloadType", lambda t: "application/other"), "signed as 'application/other'"),
         (change("payloadType", lambda t: 7), "signed as '7'"),
         (change("signatures", lambda s: []), "signed by nobody"),
-        (change("signatures", lambda s: s * 2), "no signed text"),
-        (change("signatures", lambda s: None), "no signed text"),
-        (signature(sig="AAAA"), "changed since"),
-        (signature(keyid="0" * 64), "signed by 0000000000000000, and trusted is"),
-        (signature(keyid=["x"]), "no signed text|signed by"),
+        (change("signatures", lambda s: s * 2), "not a signed text"),
+        (change("signatures", lambda s: None), "not a signed text"),
+        (signature(sig="AAAA"), "changed afterwards"),
+        (signature(keyid="0" * 64), "signed by 0000000000000000, but the trusted key is"),
+        (signature(keyid=["x"]), "not a signed text|signed by"),
         (lambda told: [told], "is not signed"),
         (lambda told: {"schema": "normdeploy/step/1"}, "is not signed"),
         (lambda told: told["payload"], "is not signed"),
@@ -93,5 +93,5 @@ def test_another_key_with_the_name_of_a_trusted_one_signs_nothing(tmp_path: Path
     forger, _ = key_pair(tmp_path, "forger")
     told = json.loads(seal_payload(b"text", KIND, Signer(forger)))
     told["signatures"][0]["keyid"] = load_public_keys([public])[0].keyid
-    with pytest.raises(EvidenceError, match="changed since"):
+    with pytest.raises(EvidenceError, match="changed afterwards"):
         open_envelope(json.dumps(told).encode(), KIND, load_public_keys([public]), "it")

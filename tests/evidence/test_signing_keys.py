@@ -84,15 +84,15 @@ def pipe(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (locked, "locked by a password"),
+        (locked, "protected by a password"),
         (lambda p: private_file(p, rsa.generate_private_key(65537, 2048)), "of kind RSA"),
         (lambda p: private_file(p, ec.generate_private_key(ec.SECP384R1())), "of kind secp384r1"),
         (lambda p: private_file(p, x25519.X25519PrivateKey.generate()), "of kind X25519"),
         (lambda p: text(p, b""), "no private key"),
         (lambda p: text(p, b"\x00" * 100), "no private key"),
-        (lambda p: text(p, b"x" * 2**20), "no file, or has more"),
+        (lambda p: text(p, b"x" * 2**20), "not a file, or has more"),
         (lambda p: public_file(text(p, b""), ed25519.Ed25519PrivateKey.generate().public_key()), "no private key"),
-        (pipe, "no file"),
+        (pipe, "not a file"),
         (lambda p: p, "can't be read"),
     ],
 )
@@ -110,7 +110,7 @@ def two(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda p: private_file(p, ed25519.Ed25519PrivateKey.generate()), "holds a private key"),
+        (lambda p: private_file(p, ed25519.Ed25519PrivateKey.generate()), "contains a private key"),
         (certificate, "is a certificate"),
         (two, "holds 2 PEM blocks"),
         (lambda p: public_file(p, rsa.generate_private_key(65537, 2048).public_key()), "of kind RSA"),

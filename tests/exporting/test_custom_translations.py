@@ -108,7 +108,7 @@ def test_without_the_check_a_wrong_translation_is_written(tmp_path: Path) -> Non
         ({"normdeploy_tests::centre": center_in_onnx}, "'normdeploy_tests::centre', which is not registered"),
         ({"center": center_in_onnx}, "write namespace::name"),
         ({3: center_in_onnx}, "has the key 3"),
-        ({"normdeploy_tests::center": "ReduceMean"}, "give an onnxscript function"),
+        ({"normdeploy_tests::center": "ReduceMean"}, "pass an onnxscript function"),
         ([center_in_onnx], "is a list"),
     ],
 )

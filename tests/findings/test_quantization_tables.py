@@ -49,7 +49,7 @@ ACCOUNT = QuantizationReport(
     (FIRST, LEFT),
     (
         Migration("gamma and beta", "n", ("h",), "made"),
-        Migration("rotate", "m", ("o",), "refused", "its result is an output of the graph"),
+        Migration("rotate", "m", ("o",), "refused", "its result is a graph output"),
     ),
     (
         MetricReport("embedding", "cosine", 0.995, 0.9971, 0.9999998, True),
@@ -81,7 +81,7 @@ def test_the_table_has_every_layer_metric_and_exclusion() -> None:
         lines
     )
     assert lines[-3:] == [
-        "not migrated: rotate of m: its result is an output of the graph",
+        "not migrated: rotate of m: its result is a graph output",
         "migrated: gamma and beta of 1 norm",
         "note: builds for 8.6, 8.9",
     ]
@@ -89,11 +89,11 @@ def test_the_table_has_every_layer_metric_and_exclusion() -> None:
 
 def test_refusals_of_one_reason_are_one_line() -> None:
     alike = [Migration("rotate", f"q{i}", (), "refused", f"Mul 'rope_{i}' does not commute with it") for i in range(3)]
-    other = Migration("rotate", "x", (), "refused", "'x' is an output of the graph")
+    other = Migration("rotate", "x", (), "refused", "'x' is a graph output")
     lines = shown(replace(ACCOUNT, migrations=(*alike, other))).splitlines()
     assert [line for line in lines if line.startswith("not migrated")] == [
         "not migrated: rotate of q0 and 2 more: Mul 'rope_0' does not commute with it",
-        "not migrated: rotate of x: 'x' is an output of the graph",
+        "not migrated: rotate of x: 'x' is a graph output",
     ]
 
 

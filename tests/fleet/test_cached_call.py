@@ -108,10 +108,10 @@ def several(folder: Path, record: StepRecord) -> None:
 DAMAGES = {
     "record cut": (record_cut, "is malformed"),
     "record empty": (record_empty, "is malformed"),
-    "record of another": (record_of_another, "is not what its name says"),
+    "record of another": (record_of_another, "does not match its name"),
     "record of other outputs": (record_of_other_outputs, "the store lacks files"),
-    "record without the file": (record_without("model.onnx"), "does not name model.onnx"),
-    "record without the report": (record_without("report.json"), "does not name report.json"),
+    "record without the file": (record_without("model.onnx"), "lacks model.onnx"),
+    "record without the report": (record_without("report.json"), "lacks report.json"),
     "file flipped": (flipped("model.onnx"), "is damaged"),
     "report flipped": (flipped("report.json"), "is damaged"),
     "log flipped": (flipped("log"), "is damaged"),
@@ -133,7 +133,7 @@ def test_what_is_damaged_is_told_and_made_again_at_once(tmp_path: Path, name: st
     assert made == right
     assert (again.cached, again.report, again.log) == (False, first.report, first.log)
     assert said in again.notes[0]
-    assert all("run again" in note and "\n" not in note for note in again.notes)
+    assert all("rerunning" in note and "\n" not in note for note in again.notes)
     third, made = export(tmp_path)
     assert (third.cached, third.notes, made) == (True, (), right)
     assert third.record.outputs == first.record.outputs
@@ -156,7 +156,7 @@ def test_the_command_line_tells_it_in_a_line_and_succeeds(tmp_path: Path, monkey
         written(tmp_path / "store/objects" / digest[:2] / digest, b"x" * len(right))
         told = call(*more)
         assert told.count("\n") == (not more)
-        assert more or told.startswith(f"note: export is run again: the object {digest} in the store ")
+        assert more or told.startswith(f"note: rerunning export: the object {digest} in the store ")
         assert Path("out.onnx").read_bytes() == right
         assert call() == ""
 
@@ -179,7 +179,7 @@ def test_a_forged_record_is_not_served_where_keys_are_trusted(
     forging.commit(replace(first.record, outputs=outputs))
     again, made = export(tmp_path)
     assert made == right
-    assert "is refused" in again.notes[0]
+    assert "is rejected" in again.notes[0]
     assert export(tmp_path)[0].cached
 
 

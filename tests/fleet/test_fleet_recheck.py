@@ -61,5 +61,5 @@ def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
 def test_a_fleet_without_bundles(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, FLEET.replace(', "package"', ""), a="one")
     run_toys(file)
-    with pytest.raises(InputError, match="made no bundle"):
+    with pytest.raises(InputError, match="made no matching bundle"):
         fleet_recheck.recheck_fleet(file)

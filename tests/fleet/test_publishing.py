@@ -127,7 +127,7 @@ def test_tags_are_valid_and_of_one_cell_each() -> None:
 @pytest.mark.parametrize("to", ["", "oci://", "host/repo", "s3://bucket", "oci+https://host/repo", "mlflow"])
 def test_a_place_that_is_not_known_is_refused(tmp_path: Path, to: str) -> None:
     file = toy_fleet(tmp_path, a="one")
-    with pytest.raises(InputError, match="give oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT"):
+    with pytest.raises(InputError, match="expected oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT"):
         publishing.publish_bundles(file, to)
 
 

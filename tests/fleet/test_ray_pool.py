@@ -84,7 +84,7 @@ def test_gpus_that_two_steps_might_share_are_not_used() -> None:
 
 
 def test_jobs_are_for_this_machine(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--jobs is for steps on this machine"):
+    with pytest.raises(InputError, match="--jobs applies only to local runs"):
         fleet_commands.run_fleet(toy_fleet(tmp_path, a="a"), on="auto", jobs=2)
 
 
@@ -229,14 +229,14 @@ def test_a_node_that_does_not_see_the_store_is_an_error(
     monkeypatch.setattr(
         FolderBackend, "__getstate__", lambda self: {"root": tmp_path / "elsewhere", "url": self.url}, False
     )
-    with pytest.raises(StoreError, match=r"does not see the store .*; give a folder that all nodes mount"):
+    with pytest.raises(StoreError, match=r"can't access the store .*; use a folder that all nodes mount"):
         RayPool(opened, cluster.address, TOY)
     assert not list((tmp_path / "store" / "claims").iterdir())
 
 
 @pytest.mark.clusters
 def test_no_cluster_is_an_error_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match="no Ray cluster is reached at 'nonsense'"):
+    with pytest.raises(RuntimeUnavailable, match="can't reach a Ray cluster at 'nonsense'"):
         RayPool(StepStore(FolderBackend(tmp_path / "store")), "nonsense")
 
 

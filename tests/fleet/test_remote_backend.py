@@ -19,7 +19,7 @@ from .buckets import BUCKET, At, IgnorantGoogleBucket, names, started
 
 @pytest.mark.parametrize("url", ["memory://store", "sftp://host/store", "https://host/store", "ftp://host/store"])
 def test_a_file_system_without_conditional_writes_is_refused(url: str) -> None:
-    with pytest.raises(StoreError, match="does not refuse the second of two objects"):
+    with pytest.raises(StoreError, match="can't reject a second object"):
         open_backend(url)
 
 
@@ -46,7 +46,7 @@ def test_a_server_that_ignores_the_condition_is_refused(bucket: At, monkeypatch:
     assert names(bucket.url, "claims/") == []
     write = asked.files.pipe_file
     monkeypatch.setattr(asked.files, "pipe_file", lambda path, data, mode="": write(path, data))
-    with pytest.raises(StoreError, match="takes a second object of one name"):
+    with pytest.raises(StoreError, match="ignores the condition"):
         asked.check_writable()
     assert names(bucket.url, "claims/") == []
 
@@ -57,7 +57,7 @@ def test_an_emulator_that_ignores_the_condition_is_refused(monkeypatch: pytest.M
     try:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(StoreError, match="takes a second object of one name"):
+        with pytest.raises(StoreError, match="ignores the condition"):
             RemoteBackend(server.url, {"skip_instance_cache": True}).check_writable()
     finally:
         server.stop()

@@ -178,7 +178,7 @@ def test_a_store_that_goes_away_is_an_error_and_the_next_run_goes_on(
         _, said = running.communicate(timeout=120)
         assert running.returncode == 1, said
         assert f"the store {bucket.url!r} can't be used" in said
-        assert "the next run goes on from there" in said
+        assert "the next run resumes from them" in said
         assert "Traceback" not in said
         bucket.start()
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -23,7 +23,7 @@ ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements differ f
         ([ROW, ROW], [ALTERED], "toy: output 'y' is off by 2.0, 1.0 is allowed (2 rows fail)"),
         ([ROW | {"max_abs_error": 0.1, "reason": VOID}], [], f"toy: output 'y': {VOID}"),
         ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements differ from w"),
-        ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; its log says why"),
+        ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; see its log"),
     ],
 )
 def test_a_wrong_cell_says_why(results: list[Any], weights: list[Any], said: str) -> None:

@@ -116,7 +116,7 @@ def test_a_claim_ends_with_its_process(store: StepStore) -> None:
 def test_a_store_that_goes_away(store: StepStore, tmp_path: Path) -> None:
     stored = put(store, tmp_path, "text")
     (tmp_path / "store").rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="is not there any more"):
+    with pytest.raises(StoreError, match="no longer exists"):
         store.get(stored, tmp_path / "got")
     with pytest.raises(StoreError):
         store.read_record("0" * 64)

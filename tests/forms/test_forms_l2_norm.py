@@ -104,7 +104,7 @@ def test_a_clamp_that_no_attribute_holds_is_refused() -> None:
     )
     (finding,) = result.summary.findings
     assert finding.status == "refused"
-    assert "can't be written: an attribute is a float32 number" in finding.reason
+    assert "can't be stored: ONNX attributes are float32" in finding.reason
 
 
 def test_a_large_number_that_swallows_the_variance_is_no_clamp() -> None:

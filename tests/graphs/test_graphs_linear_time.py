@@ -99,7 +99,7 @@ def test_constants_that_take_too_long_are_left(monkeypatch: pytest.MonkeyPatch) 
         graph.value(k)
     monkeypatch.setattr(evaluation_budget, "IN_ALL", 2**32)
     monkeypatch.setattr(evaluation_budget, "AT_ONCE", 7)
-    with pytest.raises(evaluator.UnsupportedOp, match="8 elements; at most 7"):
+    with pytest.raises(evaluator.UnsupportedOp, match="8 elements; the limit is 7"):
         Graph(proto).value(next(t for n in graph.nodes for t in n.outputs if t.name == "k0"))
 
 

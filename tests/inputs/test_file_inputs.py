@@ -103,7 +103,7 @@ STRINGS = """<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x) => (flo
         (STRINGS, "a.onnx: the output 'label' is a tensor of strings, so it can't be compared; make the index"),
         (
             TEXT.replace("int64[n, m] i", "string[n] i"),
-            "a.onnx: the input 'i' takes strings; only tensors of numbers can be given",
+            "a.onnx: the input 'i' takes strings; only numeric tensors can be passed",
         ),
     ],
 )
@@ -167,13 +167,13 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
     ("text", "message"),
     [
         ("rate=5", r"no input 'rate'; it has \['sr', 'x'\]"),
-        ("sr=9:2", "the range 9:2 of the input 'sr' holds no value"),
+        ("sr=9:2", "the range 9:2 of the input 'sr' is empty"),
         ("sr=nan", "can't be read"),
         ("sr=1e999", "can't be read"),
-        ("sr=missing.npy", "there is no file 'missing.npy'"),
-        ("sr=0.5:2", "'sr' is int64, and its values are stated as 0.5:2; write whole numbers"),
+        ("sr=missing.npy", "file not found: 'missing.npy'"),
+        ("sr=0.5:2", "'sr' is int64, but its values are stated as 0.5:2; write integers"),
         ("sr=99999999999999999999", "which holds -9223372036854775808 to 9223372036854775807"),
-        ("x[n,5]", "dim 1 of the input 'x' is 4, and --input says 5"),
+        ("x[n,5]", "dim 1 of the input 'x' is 4, but --input says 5"),
     ],
 )
 @pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])
@@ -195,7 +195,7 @@ def test_floats_of_a_file_are_no_values_of_an_integer_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("rate.npy", np.ones(1, np.float32))
-    with pytest.raises(InputError, match="'sr' is int64, and the file of its values holds float32"):
+    with pytest.raises(InputError, match="'sr' is int64, but the file of its values holds float32"):
         normdeploy.optimize(rate_file, inputs=["sr=rate.npy"])
 
 
@@ -229,7 +229,7 @@ def test_optimize_drops_a_shape_that_the_nodes_contradict(tmp_path: Path, stated
     text = CONTRADICTED.replace("STATED", stated).replace("WEIGHTS", ", ".join(["0.5"] * 216))
     onnx.save(onnx.parser.parse_model(text), tmp_path / "wrong.onnx")
     result = normdeploy.optimize(tmp_path / "wrong.onnx", precision="fp16")
-    assert any(f"'y' is stated as [{stated}] and computed as [n, 6, 5, 5]" in note for note in result.notes)
+    assert any(f"'y' is declared as [{stated}] but computed as [n, 6, 5, 5]" in note for note in result.notes)
     onnx.checker.check_model(result.proto, full_check=True)
 
 
@@ -246,7 +246,7 @@ def test_optimize_drops_a_type_that_the_nodes_contradict() -> None:
             y = Div (centered, deviation)
         }"""
     result = normdeploy.optimize(onnx.parser.parse_model(text))
-    assert any("'mean' is stated as int64 and computed as float" in note for note in result.notes)
+    assert any("'mean' is declared as int64 but computed as float" in note for note in result.notes)
     assert [node.op_type for node in result.proto.graph.node] == ["LayerNormalization"]
 
 

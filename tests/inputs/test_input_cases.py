@@ -21,4 +21,4 @@ def test_largest_sizes_few_dims_are_each_tried_alone() -> None:
 def test_largest_sizes_many_dims_the_first_are_tried_alone_and_the_others_told() -> None:
     largest = find_largest_sizes(signature(5000), most=100_000)
     assert len(largest.kept) == 64
-    assert largest.left_out[-1] == "4936 of 5000 dims were not tried at their largest by themselves"
+    assert largest.left_out[-1] == "4936 of 5000 dims were not tried at their largest size individually"

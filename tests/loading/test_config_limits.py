@@ -87,13 +87,13 @@ def seq(model: LoadedModel) -> tuple[str, str]:
         ("offset", 98, "the rows of 'positions.weight'"),
         ("running", 98, "the rows of 'positions.weight'"),
         ("waves", 100, "the model's own code"),
-        ("none", 64, "nothing says more"),
+        ("none", 64, "no known limit"),
     ],
 )
 def test_a_dim_without_a_range_is_as_long_as_the_model_allows(way: str, most: int, source: str) -> None:
     model = traced(way)
     assert seq(model) == (f"seq=1:8:{most}", source)
-    assert (str(model.named_dims["batch"]), model.taken["batch"]) == ("batch=1:8:64", "nothing says more")
+    assert (str(model.named_dims["batch"]), model.taken["batch"]) == ("batch=1:8:64", "no known limit")
 
 
 def test_the_config_says_it_where_the_code_does_not() -> None:
@@ -105,7 +105,7 @@ def test_the_config_says_it_where_the_code_does_not() -> None:
         "seq=1:8:77",
         "n_positions of its config",
     )
-    assert seq(traced("none", max_position_embeddings=-1)) == ("seq=1:8:64", "nothing says more")  # XLNet
+    assert seq(traced("none", max_position_embeddings=-1)) == ("seq=1:8:64", "no known limit")  # XLNet
 
 
 def test_a_decoder_has_a_limit_of_its_own() -> None:
@@ -120,7 +120,7 @@ def test_a_decoder_has_a_limit_of_its_own() -> None:
 
 def test_what_is_stated_is_taken_and_not_said() -> None:
     assert seq(traced("arange", ("seq=1:4:20",), max_position_embeddings=50)) == ("seq=1:4:20", "")
-    with pytest.raises(InputError, match=r"seq=1:4:200 goes beyond the model's 1 to 100"):
+    with pytest.raises(InputError, match=r"seq=1:4:200 exceeds the model's range 1 to 100"):
         traced("arange", ("seq=1:4:200",))
 
 
@@ -169,7 +169,8 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
     inputs = ["pixel_values[batch,3,height,width]"]
     monkeypatch.setattr(live_module, "export_narrowing", exported)
     with pytest.raises(
-        ExportError, match=r"^the second. Before, with batch=1:8:1048576, height=1:16:16, width=1:16:16: the first$"
+        ExportError,
+        match=r"^the second. An earlier try with batch=1:8:1048576, height=1:16:16, width=1:16:16 failed: the first$",
     ) as raised:
         from_module(Vision().eval(), inputs=inputs)
     assert str(raised.value.__cause__) == "the first"
@@ -181,7 +182,7 @@ def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pyt
 def test_the_summary_says_what_was_taken_and_how_to_change_it(tmp_path: Path) -> None:
     result = normdeploy.export(Text("arange").eval(), inputs=TEXT, output=tmp_path / "m.onnx")
     said = (
-        "sizes assumed because none were stated: batch=1:8:64 (nothing says more), seq=1:8:100 (the rows of"
+        "sizes assumed because none were stated: batch=1:8:64 (no known limit), seq=1:8:100 (the rows of"
         " 'positions.weight'); "
     )
     assert told(result) == [f"{said}state others with --dim"]
@@ -250,7 +251,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path: Path) -> None:
     assert any("does not state the sizes" in note for note in normdeploy.run(bare).notes)
-    with pytest.raises(InputError, match="give a profile"):
+    with pytest.raises(InputError, match="pass a profile"):
         resolve_profile(graph_inputs(onnx.load(bare)), read_record(onnx.load(bare)).get("inputs", ()))
     out = tmp_path / "out.onnx"
     result = normdeploy.optimize(bare, out, dims=["batch=1:2:4", "seq=1:16:50"])
@@ -264,7 +265,7 @@ def test_optimize_records_ranges_so_that_nothing_asks_again(bare: Path, tmp_path
     assert normdeploy.bench([out], rounds=1)
     assert normdeploy.package(out, tmp_path / "bundle")
     wider = normdeploy.optimize(out, dims=["seq=1:8:99"])
-    assert told(wider) == ["seq=1:8:99 goes beyond seq=1:16:50, which the file recorded: verify it there"]
+    assert told(wider) == ["seq=1:8:99 exceeds seq=1:16:50, the range recorded in the file: verify it there"]
     assert [d.max for d in read_record(wider.proto)["inputs"][0].shape] == [4, 99]
 
 
@@ -274,27 +275,27 @@ def test_what_is_not_stated_follows_from_a_table_or_is_asked_for(bare: Path) -> 
     assert told(result) == [
         "sizes assumed because none were stated: seq=1:8:100 (the rows of 'positions.weight'); state others with --dim"
     ]
-    with pytest.raises(InputError, match=r"nothing says which sizes the dim 'batch' takes: state it too"):
+    with pytest.raises(InputError, match=r"the range of the dim 'batch' is unknown: also pass"):
         normdeploy.optimize(bare, dims=["seq=1:2:4"])
     (hint,) = told(normdeploy.optimize(bare))
     assert (
         hint
-        == "the sizes of 'seq' are not recorded, and 'positions.weight' has rows for 100: --dim seq=1:8:100 records"
-        " that"
+        == "the sizes of 'seq' are not recorded, but 'positions.weight' has rows for 100: --dim seq=1:8:100 records"
+        " the range"
     )
 
 
 @pytest.mark.parametrize(
     ("dims", "said"),
     [
-        (["seq=1:2:101"], "goes beyond the table 'positions.weight', which has rows for 100: narrow it"),
-        (["sequence=1:2:4"], "'sequence' belongs to no input: the dynamic dims are batch, seq"),
+        (["seq=1:2:101"], "exceeds the table 'positions.weight', which has rows for 100: narrow it"),
+        (["sequence=1:2:4"], "'sequence' is not in any input: the dynamic dims are batch, seq"),
         (["seq=4"], "can't be read"),
         (["=1:2:4"], "can't be read"),
         (["seq=4:2:9"], "must have 0 <= min <= opt <= max"),
         (["seq=0:0:0"], "must have 0 <= min <= opt <= max and max >= 1"),
         (["seq=1:2:9999999999"], "must have 0 <= min <= opt <= max"),
-        (["seq=1:2:4", "seq=1:2:5"], "is given twice"),
+        (["seq=1:2:4", "seq=1:2:5"], "is passed twice"),
     ],
 )
 def test_dims_that_do_not_fit_the_file(bare: Path, tmp_path: Path, dims: list[str], said: str) -> None:
@@ -361,6 +362,6 @@ def test_sizes_that_torch_excludes_are_left_out() -> None:
     result = normdeploy.export(Shifted().eval(), inputs=inputs)
     assert any("words=3:8:64" in note for note in result.notes)
     with pytest.raises(
-        InputError, match=r"words=2:4:8 was asked for, but torch can't trace the model with 2 in line .*: begin at 3"
+        InputError, match=r"words=2:4:8 was requested, but torch can't trace the model with 2 in line .*: start at 3"
     ):
         normdeploy.export(Shifted().eval(), inputs=inputs, dims=["words=2:4:8"])

@@ -28,21 +28,21 @@ CASES: dict[str, tuple[nn.Module, str, str]] = {
     "channels last": (
         nn.Conv2d(3, 8, 3),
         "x[b,32,32,3]",
-        r"the Conv2d takes 3 channels in dim 1 and is given \[8, 32, 32, 3\]: the channels are last; state --input"
-        r" 'x\[b,3,32,32\]'$",
+        r"the Conv2d expects 3 channels in dim 1 but got the shape \[8, 32, 32, 3\]: the channels are last; pass"
+        r" --input 'x\[b,3,32,32\]'$",
     ),
     "channels": (
         nn.Conv1d(3, 8, 3),
         "x[b,4,32]",
-        r"the Conv1d takes 3 channels in dim 1 and is given \[8, 4, 32\]; st",
+        r"the Conv1d expects 3 channels in dim 1 but got the shape \[8, 4, 32\]; pass that many",
     ),
-    "features": (nn.Linear(7, 8), "x[b,9]", r"the Linear takes 7 features and is given 9; state with --input"),
+    "features": (nn.Linear(7, 8), "x[b,9]", r"the Linear expects 7 features but got 9; pass the sizes"),
     "float indices": (
         nn.Embedding(100, 8),
         "x[b,s]",
-        r"the Embedding takes indices and is given float32; .* --input 'x:int64\[b,s\]\{0:100\}'$",
+        r"the Embedding expects indices but got float32; .* --input 'x:int64\[b,s\]\{0:100\}'$",
     ),
-    "any other": (Fixed(), "x[b,7]", r": RuntimeError: The size of tensor a .*; say what it takes with --input"),
+    "any other": (Fixed(), "x[b,7]", r": RuntimeError: The size of tensor a .*; describe its inputs with --input"),
 }
 
 

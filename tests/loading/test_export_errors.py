@@ -64,25 +64,34 @@ def checked(x: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "number": (lambda x: (x * 2, 3), r"returns 3 \(int\).*leave it out, or make it a tensor"),
+    "number": (lambda x: (x * 2, 3), r"returns 3 \(int\).*omit it, or make it a tensor"),
     "text": (lambda x: (x * 2, "ok"), r"returns 'ok' \(str\)"),
     "number alone": (lambda x: 3.0, r"returns 3.0 \(float\)"),
     "None": (lambda x: None, "returns no tensor"),
     "nothing": (lambda x: (), "returns no tensor"),
-    "dataclass": (lambda x: Answer(x), "returns Answer, and a file holds tensors alone"),
-    "set": (lambda x: {x}, "returns set, and a file holds tensors alone"),
-    "distribution": (lambda x: torch.distributions.Normal(x, 1.0), "returns Normal, and a file holds tensors alone"),
-    "complex": (lambda x: torch.fft.fft(x), "tensor of complex64, and ONNX has no complex tensors"),
+    "dataclass": (lambda x: Answer(x), "returns Answer, but a file can return only tensors"),
+    "set": (lambda x: {x}, "returns set, but a file can return only tensors"),
+    "distribution": (
+        lambda x: torch.distributions.Normal(x, 1.0),
+        "returns Normal, but a file can return only tensors",
+    ),
+    "complex": (lambda x: torch.fft.fft(x), "tensor of complex64, but ONNX has no complex tensors"),
     "if of a value": (by_value, r"module 'part', line \d+ of test_export_errors.py \(if x.sum\(\) > 0:\).*torch.where"),
     "while of a value": (until, r"line \d+ of test_export_errors.py \(while x.sum\(\) < 10:\)"),
-    "size of a value": (lambda x: torch.zeros(int(x.abs().sum())), r"int\(x.abs\(\).sum\(\)\).*an if, while, assert"),
-    "checked distribution": (checked, r"a distribution checks its values in .*line \d+ of .*validate_args=False"),
-    "numpy": (lambda x: torch.from_numpy(x.numpy()), "leaves torch for numpy in module 'part'"),
-    "sparse": (lambda x: torch.sparse.mm(x.to_sparse(), x.T), r"no form of the operator aten._to_sparse.default in"),
-    "slice": (lambda x: x[1:-1] * 1, "sizes below 4: begin there, --dim b=4:5:9"),
-    "longer slice": (lambda x: x[2:-2].sum(0), "the size 5, or computes otherwise at that size.*another size"),
-    "multiples": (windows, "which sizes of b=2:5:9 the model takes.*state a range of multiples with --dim"),
-    "remainder": (lambda x: (x * 9).long() % x.shape[0], "can't write an argument that follows from a dynamic size"),
+    "size of a value": (
+        lambda x: torch.zeros(int(x.abs().sum())),
+        r"int\(x.abs\(\).sum\(\)\).*an if, while, assert",
+    ),
+    "checked distribution": (checked, r"a distribution validates its values in .*line \d+ of .*validate_args=False"),
+    "numpy": (lambda x: torch.from_numpy(x.numpy()), "calls numpy in module 'part'"),
+    "sparse": (
+        lambda x: torch.sparse.mm(x.to_sparse(), x.T),
+        r"no equivalent of the operator aten._to_sparse.default in",
+    ),
+    "slice": (lambda x: x[1:-1] * 1, "sizes below 4: start there, with --dim b=4:5:9"),
+    "longer slice": (lambda x: x[2:-2].sum(0), "the size 5, or computes differently at that size.*another size"),
+    "multiples": (windows, "which sizes of b=2:5:9 the model accepts.*pass a range of multiples with --dim"),
+    "remainder": (lambda x: (x * 9).long() % x.shape[0], "can't write an argument that depends on a dynamic size"),
 }
 
 
@@ -120,8 +129,8 @@ def test_export_distributions_are_not_checked_in_the_trace() -> None:
 def test_export_integer_modules_of_torch_ao_are_refused_by_name(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     quantized = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8)
-    with pytest.raises(ExportError, match=r"torch.ao has the weights of 0 \(Linear\).*--quantize int8"):
+    with pytest.raises(ExportError, match=r"torch\.ao stores the weights of 0 \(Linear\).*--quantize int8"):
         normdeploy.export(quantized, torch.randn(5, 8))
     torch.save(quantized.state_dict(), tmp_path / "w.pt")
-    with pytest.raises(LoadError, match=r"holds weights that torch.ao has packed as integers.*--quantize int8"):
+    with pytest.raises(LoadError, match=r"contains weights that torch.ao has packed as integers.*--quantize int8"):
         normdeploy.export(tmp_path / "w.pt", model="torch.nn:Identity", inputs="x[b,8]")

@@ -47,19 +47,19 @@ def test_folder_of_regular_files_is_read(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../private/model.safetensors", "/dev/zero", "/etc/passwd", "parts/../../private/x"])
 def test_index_that_leads_out_of_the_folder_is_refused(folder: Path, index: str, name: str) -> None:
     _index(folder, name, index)
-    with pytest.raises(LoadError, match=r"leads out of the folder|no regular file"):
+    with pytest.raises(LoadError, match=r"points outside the folder|not a regular file"):
         load_folder_model(folder, False)
 
 
 def test_config_that_names_weights_outside_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"transformers_weights": "../private/model.safetensors"}))
-    with pytest.raises(LoadError, match=r"config\.json names .*leads out"):
+    with pytest.raises(LoadError, match=r"config\.json names .*points outside"):
         load_folder_model(folder, False)
 
 
 def test_adapter_of_a_model_outside_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "../private"}))
-    with pytest.raises(LoadError, match=r"adapter_config\.json names .*leads out"):
+    with pytest.raises(LoadError, match=r"adapter_config\.json names .*points outside"):
         load_folder_model(folder, False)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/name"}))
     require_contained_files(folder)
@@ -71,7 +71,7 @@ def test_link_out_of_the_folder_is_refused(folder: Path, name: str, target: str)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(folder.parent / target)
-    with pytest.raises(LoadError, match="leads out of the folder"):
+    with pytest.raises(LoadError, match="points outside the folder"):
         load_folder_model(folder, False)
 
 
@@ -79,21 +79,21 @@ def test_link_out_of_the_folder_is_refused(folder: Path, name: str, target: str)
 def test_pipe_in_the_folder_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(LoadError, match="no regular file"):
+    with pytest.raises(LoadError, match="not a regular file"):
         load_folder_model(folder, False)
 
 
 def test_pipe_that_an_index_names_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "shard")
     _index(folder, "shard")
-    with pytest.raises(LoadError, match="no regular file"):
+    with pytest.raises(LoadError, match="not a regular file"):
         load_folder_model(folder, False)
 
 
 @pytest.mark.parametrize("name", [7, None, ["a"], "a\0b"])
 def test_index_without_names_is_refused(folder: Path, name: Any) -> None:
     _index(folder, name)
-    with pytest.raises(LoadError, match="where the name of a file is wanted"):
+    with pytest.raises(LoadError, match="instead of a file name"):
         load_folder_model(folder, False)
 
 
@@ -127,7 +127,7 @@ def test_snapshot_that_leads_into_another_repository_is_refused(tmp_path: Path) 
     _snapshot(tmp_path / "models--org--private")
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to("../../../models--org--private/blobs/model.safetensors")
-    with pytest.raises(LoadError, match="leads out of the folder"):
+    with pytest.raises(LoadError, match="points outside the folder"):
         require_contained_files(snapshot)
 
 
@@ -136,7 +136,7 @@ def test_snapshot_whose_blobs_are_elsewhere_is_refused(tmp_path: Path) -> None:
     blobs = snapshot.parent.parent / "blobs"
     blobs.rename(tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LoadError, match="leads out of the folder"):
+    with pytest.raises(LoadError, match="points outside the folder"):
         require_contained_files(snapshot)
 
 
@@ -156,7 +156,7 @@ def test_config_with_more_layers_than_weights_is_refused(folder: Path, config: d
 
 @pytest.mark.parametrize("config", [{"num_labels": 10**9}, {"text_config": {"num_labels": 10**9}}])
 def test_config_with_a_name_for_each_of_many_labels_is_refused(folder: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match="gives num_labels as 1000000000, more than the 1048576 that are read"):
+    with pytest.raises(LoadError, match="sets num_labels to 1000000000; at most 1048576 are read"):
         require_plausible_config(folder, config)
 
 

@@ -58,9 +58,9 @@ def test_inline_ranges_and_aliases() -> None:
         (["x[2]{0:1e999}"], [], "no value"),
         (["x[2]{a:b}"], [], "range"),
         (["x[2]{}"], [], "range"),
-        (["x[2]", "x[3]"], [], "'x' is given 2 times"),
-        (["x[b=1:2:3]", "y[b=1:2:4]"], [], "'b' is given twice: b=1:2:3, and b=1:2:4"),
-        (["x[b=1:2:3]"], ["b=1:2:4"], "'b' is given twice"),
+        (["x[2]", "x[3]"], [], "'x' is passed 2 times"),
+        (["x[b=1:2:3]", "y[b=1:2:4]"], [], "'b' is declared twice: b=1:2:3, and b=1:2:4"),
+        (["x[b=1:2:3]"], ["b=1:2:4"], "'b' is declared twice"),
         (["x[b]"], ["b"], "NAME=MIN:OPT:MAX"),
         (["x[b]"], ["b=1:2"], "can't be read"),
     ],
@@ -296,7 +296,7 @@ def test_unstated_ranges_adapt_to_the_model() -> None:
     ("module", "inputs", "parts"),
     [
         (Fixed(), ["x[b,f]"], ["'f'", "f=1:8:64", "size 8"]),
-        (Fixed(), ["x[b,f=1:16:32]"], ["f=16", "the Linear takes 8 features and is given 16"]),
+        (Fixed(), ["x[b,f=1:16:32]"], ["f=16", "the Linear expects 8 features but got 16"]),
         (Instance(), ["x[b,c,l]"], ["'c'", "c=1:8:64", "size 5", "write 5"]),
         (Instance(), ["x[b,c=1:5:9,l]"], ["'c'", "c=1:5:9", "size 5"]),
         (Table(), ["x[b,s=1:8:64,4]"], ["s=1:8:64", "from 1 to 12"]),
@@ -369,7 +369,7 @@ def test_names_and_ranges_for_a_program(saved: Path) -> None:
         (["ids[b,s]", "types[b,t]"], [], "'s' and 't' are always equal"),
         ([], ["d1=1:4:12"], "d1=1:4:12.*2 to 12"),
         ([], ["d1=2:4:13"], "d1=2:4:13.*2 to 12"),
-        ([], ["seq=2:4:8"], "'seq' belongs to no input: the dynamic dims are d0, d1"),
+        ([], ["seq=2:4:8"], "'seq' is not in any input: the dynamic dims are d0, d1"),
     ],
 )
 def test_wishes_that_contradict_a_program(saved: Path, inputs: list[str], dims: list[str], message: str) -> None:
@@ -382,7 +382,7 @@ def test_a_program_exported_fixed_can_not_become_dynamic(tmp_path: Path) -> None
     assert [spec.shape for spec in load(path).inputs] == [(Dim.from_size(3), Dim.from_size(4))] * 2
     with pytest.raises(InputError, match=r"'batch' .*batch=1:8:64.*fixed size 3"):
         load(path, inputs=["x[batch,4]", "y[batch,4]"])
-    with pytest.raises(InputError, match="size 5, but the program takes 3"):
+    with pytest.raises(InputError, match="size 5, but the program expects 3"):
         load(path, inputs=["x[5,4]"])
 
 
@@ -438,7 +438,7 @@ def test_dynamic_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
     ("inputs", "message"),
     [
         ([], r"needs example inputs.*--input.*Sum\(x, y\)"),
-        (["x[2]"], "it needs 'y' too: say what it looks like with --input 'y:"),
+        (["x[2]"], "it also needs 'y': describe it with --input 'y:"),
         (["z[2]", "x[2]"], r"'z' is not a parameter of Sum"),
         (["a[2]", "b[2]", "c[2]"], "too many"),
     ],
@@ -459,11 +459,11 @@ def test_inputs_by_position_keep_their_own_names() -> None:
 
 def test_flags_that_contradict_each_other() -> None:
     shapes = ({0: ExportDim("b", min=1, max=9)}, None)
-    with pytest.raises(InputError, match="given twice"):
+    with pytest.raises(InputError, match="passed twice"):
         from_module(Sum().eval(), (torch.ones(2, 3),) * 2, inputs=["x[b,3]", "y[b,3]"], dynamic_shapes=shapes)
     with pytest.raises(InputError, match="without example arguments"):
         from_module(Sum().eval(), inputs=["x[2,3]", "y[2,3]"], dynamic_shapes=shapes)
-    with pytest.raises(InputError, match="'c' belongs to no input: the dynamic dims are b"):
+    with pytest.raises(InputError, match="'c' is not in any input: the dynamic dims are b"):
         _bounds(Sum(), ["x[b]", "y[b]"], ["c=1:2:3"])
 
 
@@ -501,13 +501,13 @@ def test_one_original_name_may_be_kept_where_all_are_renamed() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["ids", "labels", "a", "b", "c"], "'labels' is that of input 5: put it there"),
+        (["ids", "labels", "a", "b", "c"], "'labels' is the name of input 5: move it there"),
         (
             ["ids", "maks"],
-            r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or give all 5 .* \(given: 2\)",
+            r"the input 'maks' is not one of .* \(is 'mask' meant\?\); use those names, or pass all 5 .* \(passed: 2\)",
         ),
-        (["ids", "maks", "positions", "kinds", "labels"], r"\(is 'mask' meant\?\); write it so"),
-        (["a", "b"], r"give all 5 in their order under names of your own \(given: 2\)"),
+        (["ids", "maks", "positions", "kinds", "labels"], r"\(is 'mask' meant\?\); use that name"),
+        (["a", "b"], r"pass all 5 in their order under any names \(passed: 2\)"),
     ],
 )
 def test_names_that_do_not_fit_are_explained(given: list[str], said: str) -> None:
@@ -527,7 +527,7 @@ def test_a_live_module_takes_kept_and_new_names_too() -> None:
         "other",
     ]
     with pytest.raises(
-        InputError, match=r"'rihgt' is not a parameter .*is 'right' meant\?.*'left' can stand in its own place alone"
+        InputError, match=r"'rihgt' is not a parameter .*is 'right' meant\?.*'left' only in its own position"
     ):
         from_module(TwoInputs().eval(), inputs=["rihgt[2,4]", "left[2,4]"])
 

@@ -141,7 +141,7 @@ def test_modules_that_can_not_be_taken() -> None:
     module.generator = (x for x in ())  # type: ignore[assignment]
     with pytest.raises(LoadError, match="can't be copied"):
         from_module(module, (torch.ones(2, 3),))
-    with pytest.raises(InputError, match="hold no tensor"):
+    with pytest.raises(InputError, match="contain no tensor"):
         from_module(nn.Linear(3, 2).eval(), (3,))
     with pytest.raises(InputError, match=r"do not fit Linear\(input\)"):
         from_module(nn.Linear(3, 2).eval(), (torch.ones(2, 3), torch.ones(1)))

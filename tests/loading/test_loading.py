@@ -36,9 +36,9 @@ def test_factory_arguments(net: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (None, r"weights alone \(9 tensors: encoder\.0\.weight.*--model package\.module:factory"),
+        (None, r"only weights \(9 tensors: encoder\.0\.weight.*--model package\.module:factory"),
         ("nets", "package.module:factory"),
-        ("{package}.missing:Net", r"missing can't be imported.*there is no module .*missing; check the name"),
+        ("{package}.missing:Net", r"missing can't be imported.*module not found: .*missing; check the name"),
         ("{package}.nets:Other", r"has no 'Other'; it has Net, make, fail, nothing"),
         ("{package}.nets:fail", "failed: ValueError: on purpose"),
         ("{package}.nets:nothing", r"returned a dict of 0, not a torch\.nn\.Module"),

@@ -70,13 +70,13 @@ def test_program_saved_without_its_weights(ordinary: Path, tmp_path: Path) -> No
         (b"", "is empty"),
         (
             b"hello world, this is text",
-            "no model that can be loaded.* bytes 68 65 .*wanted: a file of torch",
+            "an unrecognized model format.* bytes 68 65 .*expected a file from torch",
         ),
-        (b"GGUF\x03\x00\x00\x00" + bytes(40), "a GGUF file of llama.cpp: give the Hugging Face folder"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(40), "a llama.cpp GGUF file: pass the Hugging Face folder"),
         (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file, as Keras writes: convert it with tf2onnx"),
-        (b"ftrt" + bytes(40), "a TensorRT engine.*give the model from which it was built"),
-        (b"<!DOCTYPE html><html></html>", "a page of HTML.*fetch the file again"),
-        (b"\x93NUMPY\x01\x00" + bytes(40), "an array of NumPy: give the model"),
+        (b"ftrt" + bytes(40), "a TensorRT engine.*pass the model that it was built from"),
+        (b"<!DOCTYPE html><html></html>", "an HTML or XML page.*download the file again"),
+        (b"\x93NUMPY\x01\x00" + bytes(40), "a NumPy array: pass the model"),
         (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01.", "bare pickle"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         (b"PK\x03\x04 and then nothing", "truncated or broken"),
@@ -116,7 +116,9 @@ def test_program_of_another_schema_says_both_versions(ordinary: Path, tmp_path: 
     def later(document: dict[str, Any]) -> None:
         document["schema_version"] = {"major": 99, "minor": 1}
 
-    with pytest.raises(LoadError, match=r"by another torch: its format is 99\.1, and torch \S+ reads \d+\.\d+; load"):
+    with pytest.raises(
+        LoadError, match=r"by another torch version: its format is 99\.1, but torch \S+ reads \d+\.\d+; load"
+    ):
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(later)}))
 
 
@@ -125,7 +127,7 @@ def test_program_of_another_schema_says_both_versions(ordinary: Path, tmp_path: 
 )
 def test_entries_that_leave_the_archive(tmp_path: Path, name: str) -> None:
     path = _zip_of(tmp_path / "x.pt", [("model/data.pkl", b"\x80\x02}q\x00."), (name, b"x")])
-    with pytest.raises(LoadError, match="leads out of the archive"):
+    with pytest.raises(LoadError, match="an entry outside the archive"):
         load(path)
 
 
@@ -178,7 +180,7 @@ def test_true_in_the_place_of_a_number(ordinary: Path, tmp_path: Path) -> None:
         assert made["sizes"][1] == {"as_int": 3}
         made["sizes"][1] = {"as_int": True}
 
-    with pytest.raises(LoadError, match=r"sizes\[1\]\.as_int is True, where int is wanted; the file is damaged"):
+    with pytest.raises(LoadError, match=r"sizes\[1\]\.as_int is True, but int is expected; the file is damaged"):
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
 
 

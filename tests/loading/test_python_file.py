@@ -59,12 +59,12 @@ def test_load_function_of_a_python_file_gets_its_arguments(folder: Path) -> None
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("two_nets.py", r"holds 2 modules; say which: .*two_nets.py:Net, .*two_nets.py:Other"),
+        ("two_nets.py", r"defines 2 modules; choose one: .*two_nets.py:Net, .*two_nets.py:Other"),
         ("two_nets.py:Nat", r"has no 'Nat'; its modules are .*two_nets.py:Net, .*two_nets.py:Other"),
         ("two_nets.py:make", r"make\(scale\) can't be called: .*--model-arg NAME=VALUE"),
-        ("two_nets.py:nothing", "is int; name a torch.nn.Module"),
-        ("beside.py:nn", "is module; name a torch.nn.Module"),
-        ("one_net.py:Net", "Net needs example inputs: say what they look like with --input"),
+        ("two_nets.py:nothing", "is int; pass a torch.nn.Module"),
+        ("beside.py:nn", "is module; pass a torch.nn.Module"),
+        ("one_net.py:Net", "Net needs example inputs: describe them with --input"),
     ],
 )
 def test_load_python_file_that_does_not_say_enough_names_what_there_is(folder: Path, name: str, said: str) -> None:
@@ -73,26 +73,29 @@ def test_load_python_file_that_does_not_say_enough_names_what_there_is(folder: P
 
 
 def test_load_python_file_that_is_not_there_or_fails_is_refused(folder: Path) -> None:
-    with pytest.raises(LoadError, match="there is no file"):
+    with pytest.raises(LoadError, match="file not found"):
         load(f"{folder}/none.py:Net")
     (folder / "bad.py").write_text("1 / 0\n")
     with pytest.raises(InputError, match="can't be run: ZeroDivisionError"):
         load(f"{folder}/bad.py")
-    with pytest.raises(InputError, match="is a Python file, which holds its model: leave out --model"):
+    with pytest.raises(InputError, match="is a Python file, which already contains its model: omit --model"):
         load(f"{folder}/one_net.py", model="one_net:Net")
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import sys\nsys.exit(0)\n", r"it ends the process \(line 2 of broken.py\).*__name__ == '__main__'"),
+        ("import sys\nsys.exit(0)\n", r"it exits the process \(line 2 of broken.py\).*__name__ == '__main__'"),
         (
             "import argparse\nargparse.ArgumentParser().parse_args(['-x'])\n",
-            r"it ends the process \(line 2 of broken.py\)",
+            r"it exits the process \(line 2 of broken.py\)",
         ),
-        ("import einops_extra\n", r"it imports 'einops_extra' \(line 1 of broken.py\), which is not here: install it"),
+        (
+            "import einops_extra\n",
+            r"it imports 'einops_extra' \(line 1 of broken.py\), which can't be found: install it",
+        ),
         ("from .layers import Act\n", r"it is part of a package .*`from package.module import Net`"),
-        ("class Net(\n", r"line 1 of broken.py is no Python: '\(' was never closed"),
+        ("class Net(\n", r"line 1 of broken.py is not valid Python: '\(' was never closed"),
         ("x = 1\nx.y\n", r"AttributeError: 'int' object has no attribute 'y' \(line 2 of broken.py\)"),
     ],
 )
@@ -104,7 +107,7 @@ def test_file_that_can_not_be_run_says_the_line_and_what_to_do(code: str, said: 
 
 def test_factory_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def make():\n    raise SystemExit\n")
-    with pytest.raises(InputError, match=r"net.py:make failed: it ends the process \(line 2 of net.py\)"):
+    with pytest.raises(InputError, match=r"net.py:make failed: it exits the process \(line 2 of net.py\)"):
         load(f"{tmp_path}/net.py:make", inputs=["x[2]"])
 
 
@@ -122,6 +125,6 @@ def test_parameters_that_are_given_nothing_are_named_with_what_to_do(tmp_path: P
     for part in (
         "it needs 'mask', 'size', 'mode' too",
         "--input 'mask:int64[batch,seq]'",
-        "give 'size', 'mode' a default in forward, as a file takes tensors alone",
+        "give 'size', 'mode' a default in forward, because a file accepts only tensors as inputs",
     ):
         assert part in str(raised.value)

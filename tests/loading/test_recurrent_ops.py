@@ -72,7 +72,7 @@ def test_export_length_may_change_inside_a_model() -> None:
 @pytest.mark.parametrize("dims", [["b=1:2:4", "t=8:16:24"], []])
 def test_export_projection_is_refused_by_name(dims: list[str]) -> None:
     net = nn.LSTM(4, 6, proj_size=3, batch_first=True).eval()
-    with pytest.raises(NormdeployError, match="an LSTM with proj_size, and ONNX has no projection"):
+    with pytest.raises(NormdeployError, match="an LSTM with proj_size, but ONNX has no projection"):
         normdeploy.export(net, torch.randn(2, 16, 4), inputs=["x[b,t,4]"] if dims else [], dims=dims)
 
 

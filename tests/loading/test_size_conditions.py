@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str, str]] =
     "fixed": (fixed, "", "the model fixes it to the size 8", "x.view(8, -1)"),
     "counted": (counted, "", "the model fixes it to the size 8", "torch.stack"),
     "several conditions": (chunked, "", "the model fixes it to the size 8", "x.chunk(4, 0)"),
-    "range": (short, "b=1:8:64", "takes only from 1 to 20", "x.shape[0] <= 20"),
+    "range": (short, "b=1:8:64", "accepts only from 1 to 20", "x.shape[0] <= 20"),
     "multiples": (paired, "b=1:8:64", "multiples of 4 from 4 to 64", "x.shape[0] % 4 != 0"),
     "equal": (square, "", "are always equal in the model in module", "x.transpose(0, 1)"),
 }
@@ -79,7 +79,7 @@ def test_error_on_a_dim_names_module_and_line_once(
     message = str(raised.value)
     assert problem in message
     assert message.count(f"in module 'body.1', line {_line(line)} of test_size_conditions.py ({_code(line)}") == 1
-    assert not [words for words in ("size()", "Before, with", "Eq(", "Mod(") if words in message]
+    assert not [words for words in ("size()", "An earlier try with", "Eq(", "Mod(") if words in message]
 
 
 def test_size_that_one_of_two_inputs_fixes_names_its_line(tmp_path: Path) -> None:

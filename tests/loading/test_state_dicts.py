@@ -100,7 +100,7 @@ def test_checkpoint_with_an_average_beside_the_weights(net: Any) -> None:
     net.load_state_dict(_shifted(net, 0.25))
     for key in ("ema", "ema.module"):
         _same(load("c.pt", model=net.where, inputs=INPUTS, key=key), net)
-    with pytest.raises(LoadError, match=r"nothing under the key 'teacher'; there are: 'model', 'ema', 'step'"):
+    with pytest.raises(LoadError, match=r"no key 'teacher'; its keys are: 'model', 'ema', 'step'"):
         load("c.pt", model=net.where, inputs=INPUTS, key="teacher")
     with pytest.raises(LoadError, match=r"int under 'step'"):
         load("c.pt", model=net.where, inputs=INPUTS, key="step")
@@ -108,7 +108,7 @@ def test_checkpoint_with_an_average_beside_the_weights(net: Any) -> None:
 
 def test_checkpoint_without_weights(tmp_path: Path) -> None:
     torch.save({"epoch": 3, "losses": [0.5, 0.25]}, tmp_path / "c.pt")
-    with pytest.raises(LoadError, match=r"holds no weights.*'epoch' \(int\)"):
+    with pytest.raises(LoadError, match=r"contains no weights.*'epoch' \(int\)"):
         load(tmp_path / "c.pt", model="a:b", inputs=INPUTS)
     torch.save([torch.ones(2)], tmp_path / "d.pt")
     with pytest.raises(LoadError, match=r"holds list, not weights"):
@@ -207,7 +207,7 @@ class HoldsPlain(nn.Module):
 def test_parameters_that_no_state_dict_holds_are_named(tmp_path: Path) -> None:
     torch.save(HoldsPlain().state_dict(), tmp_path / "w.pt")
     (note,) = load(tmp_path / "w.pt", model=f"{__name__}:HoldsPlain", inputs=INPUTS).notes
-    assert note.startswith("no state_dict holds norm.gamma")
+    assert note.startswith("no state_dict contains norm.gamma")
 
 
 def test_tensors_beside_the_model_are_named_where_it_is_exported_and_verified(tmp_path: Path) -> None:
@@ -215,18 +215,20 @@ def test_tensors_beside_the_model_are_named_where_it_is_exported_and_verified(tm
     torch.save({**state, "criterion.center": torch.zeros(3)}, tmp_path / "w.pt")
     options: dict[str, Any] = {"model": f"{__name__}:HoldsAll", "inputs": INPUTS}
     made = normdeploy.export(tmp_path / "w.pt", output=tmp_path / "w.onnx", **options)
-    said = "the weights are those of model.* in w.pt; left out, as the model has no such tensors: criterion.center"
+    said = "the weights are model.* in w.pt; ignored, because the model has no such tensors: criterion.center"
     assert said in made.notes
     assert said in normdeploy.verify(tmp_path / "w.pt", tmp_path / "w.onnx", **options).notes
 
 
 def test_a_model_named_by_its_file_is_answered_with_its_module() -> None:
-    with pytest.raises(InputError, match=r"names a file, and a module is wanted.*: write nets\.small:Net$"):
+    with pytest.raises(
+        InputError, match=r"names a file, but an importable module is expected.*: write nets\.small:Net$"
+    ):
         make_model("nets/small.py:Net", {})
 
 
 def test_arguments_without_names_are_refused() -> None:
-    with pytest.raises(InputError, match=r"the arguments of torch\.nn:Linear are a list; give them by name"):
+    with pytest.raises(InputError, match=r"the arguments of torch\.nn:Linear are a list; pass them by name"):
         make_model("torch.nn:Linear", [3, 4])  # type: ignore[arg-type]
 
 
@@ -257,7 +259,7 @@ def test_load_lightning_checkpoint_of_two_copies_asks_which(net: Any) -> None:
     state = {f"net.{name}": value for name, value in net.state_dict().items()}
     older = {f"ema.{name}": value * 2 for name, value in net.state_dict().items()}
     torch.save(lightning({**state, **older}), "w.ckpt")
-    with pytest.raises(LoadError, match="holds the model 2 times, under net, ema; choose with --key"):
+    with pytest.raises(LoadError, match="contains the model 2 times, under net, ema; choose with --key"):
         load("w.ckpt", model=net.where, inputs=INPUTS)
     _same(load("w.ckpt", model=net.where, inputs=INPUTS, key="net"), net)
     _same(load("w.ckpt", model=net.where, inputs=INPUTS, key="state_dict.net"), net)
@@ -277,7 +279,7 @@ def test_load_picks_the_prefix_whose_shapes_fit(net: Any) -> None:
     torch.save({**{f"net.{name}": value for name, value in state.items()}, **others}, "w.pt")
     model = load("w.pt", model=net.where, inputs=INPUTS)
     _same(model, net)
-    assert model.notes[0].startswith("the weights are those of net.* in w.pt; left out")
+    assert model.notes[0].startswith("the weights are net.* in w.pt; ignored")
 
 
 def test_load_of_an_incomplete_part_names_what_it_lacks_alone(net: Any) -> None:
@@ -306,7 +308,7 @@ def test_load_state_of_an_optimizer_is_told(net: Any, key: str | None) -> None:
     optimizer.step()
     state = optimizer.state_dict()
     torch.save({key: state, "epoch": 3} if key else state, "w.pt")
-    with pytest.raises(LoadError, match="holds the state of an optimizer and no weights: give the file with"):
+    with pytest.raises(LoadError, match="contains the state of an optimizer and no weights: pass the file with"):
         load("w.pt", model=net.where, inputs=INPUTS)
 
 
@@ -325,12 +327,12 @@ def test_load_sharded_safetensors_by_their_index(net: Any) -> None:
     model = load(index, model=net.where, inputs=INPUTS)
     _same(model, net)
     shard = next(iter(files.values()))
-    with pytest.raises(LoadError, match="one of several shards: give their index"):
+    with pytest.raises(LoadError, match="one of several shards: pass their index"):
         load(shard, model=net.where, inputs=INPUTS)
     save_file({"other": torch.ones(1)}, shard)
     assert hash_model_files(index) != model.sha256
     Path(shard).unlink()
-    with pytest.raises(LoadError, match="there is no such file beside it; copy all shards"):
+    with pytest.raises(LoadError, match="but no such file is next to it; copy all shards"):
         load(index, model=net.where, inputs=INPUTS)
 
 
@@ -338,16 +340,16 @@ def test_load_index_that_leads_out_of_its_folder_is_refused(net: Any, tmp_path: 
     index = Path("model.safetensors.index.json")
     for target in ("../w.safetensors", "/dev/zero"):
         index.write_text(json.dumps({"weight_map": {"x": target}}))
-        with pytest.raises(LoadError, match="leads out of the folder"):
+        with pytest.raises(LoadError, match="points outside the folder"):
             load(index, model=net.where, inputs=INPUTS)
     index.write_text(json.dumps({"weight_map": {}}))
-    with pytest.raises(LoadError, match="names no shards"):
+    with pytest.raises(LoadError, match="lists no shards"):
         load(index, model=net.where, inputs=INPUTS)
 
 
 def test_weights_alone_without_inputs_name_model_and_inputs_at_once(net: Any) -> None:
     torch.save(net.state_dict(), "w.pt")
-    with pytest.raises(LoadError, match=r"--model package\.module:factory\. Say too .*--input 'x:float32"):
+    with pytest.raises(LoadError, match=r"--model package\.module:factory\. Also describe .*--input 'x:float32"):
         load("w.pt")
 
 
@@ -355,7 +357,7 @@ def test_weights_alone_without_inputs_name_model_and_inputs_at_once(net: Any) ->
 def test_factory_that_fails_without_inputs_names_both_at_once(net: Any, model: str) -> None:
     torch.save(net.state_dict(), "w.pt")
     package = net.where.partition(".")[0]
-    with pytest.raises(InputError, match=r"(can't be imported|has no 'Other'|on purpose).*Say too .*--input"):
+    with pytest.raises(InputError, match=r"(can't be imported|has no 'Other'|on purpose).*Also describe .*--input"):
         load("w.pt", model=model.format(package=package))
 
 
@@ -387,7 +389,7 @@ def test_all_missing_and_unknown_arguments_of_a_class_are_named_at_once() -> Non
         make_model("torch.nn:Linear", {"in_feature": 3, "outs": 4})
     for fault in (
         "needs 'in_features', 'out_features'",
-        "does not take 'in_feature', 'outs'",
+        "does not accept 'in_feature', 'outs'",
         "--model-arg NAME=VALUE",
     ):
         assert fault in str(raised.value)

@@ -17,7 +17,7 @@ def risks(body: str, opset: int = 23) -> list[str]:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("net (int64[n] x, int64[n] z) => (int64[n] y) { y = Div (x, z) }", "Div (output 'y') may divide the least"),
+        ("net (int64[n] x, int64[n] z) => (int64[n] y) { y = Div (x, z) }", "Div (output 'y') may divide the smallest"),
         ("net (int32[n] x) => (int32[n] y) <int32[2] z = {1, -1}> { y = Mod (x, z) }", "-2147483648, by -1"),
         # The type of a value inside is the one that it comes from.
         (
@@ -48,12 +48,12 @@ def risks(body: str, opset: int = 23) -> list[str]:
         (
             "net (float[n,4] x, float[1,12,4] w, float[1,12,3] r) => (float[a,b,c,d] y)"
             " { z = NonZero (x) c = Cast <to=1> (z) y = LSTM <hidden_size=3> (c, w, r) }",
-            "LSTM (output 'y') may be given a tensor without an element",
+            "LSTM (output 'y') may get a tensor without an element",
         ),
         (
             "net (float[2,n,4] x, float[1,9,4] w, float[1,9,3] r) => (float[a,b,c,d] y)"
             " <int64[1] s = {7}, int64[1] e = {9}> { z = Slice (x, s, e) y = GRU <hidden_size=3> (z, w, r) }",
-            "GRU (output 'y') may be given a tensor without an element",
+            "GRU (output 'y') may get a tensor without an element",
         ),
         (
             "net (float[n,16,1] x) => (float[a,b,c,d] y) <int64 t = {4}, float[0] w = {}> { y = STFT (x, t, w) }",
@@ -62,24 +62,24 @@ def risks(body: str, opset: int = 23) -> list[str]:
         (
             "net (float[2,2,3] x, int64[1] s, int64[r] t) => (float[a,b,c,d] y)"
             " { z = Reshape (s, t) y = AffineGrid (x, z) }",
-            "AffineGrid (output 'y') may be given 'z' with less than 1 dims",
+            "AffineGrid (output 'y') may get 'z' with fewer than 1 dims",
         ),
         (
             "net (uint8[n] x, uint8[4,4,3,3] w, int64[r] t) => (int32[a,b,c,d] y)"
             " { z = Reshape (x, t) y = ConvInteger (z, w) }",
-            "ConvInteger (output 'y') may be given 'z' with less than 3 dims",
+            "ConvInteger (output 'y') may get 'z' with fewer than 3 dims",
         ),
         (
             "net (float[n,4] x, float[3,4] s, float[4] w) => (float[n,4] y) <int64[1] b = {7}, int64[1] e = {9}>"
             " { z = Slice (s, b, e) y = com.microsoft.SkipLayerNormalization (x, z, w) }",
-            "SkipLayerNormalization (output 'y') may be given a tensor without an element",
+            "SkipLayerNormalization (output 'y') may get a tensor without an element",
         ),
         (
             "net (float[n,1,16] x, int32[n] l, int32 t) => (float[a,b,c] y)"
             " { y = com.microsoft.GroupQueryAttention <num_heads = 4294967296, kv_num_heads = 1> (x, x, x, , , l, t) }",
             "has num_heads = 4294967296 and divides by it",
         ),
-        ("net (float[2,3] x) => (float[2,3] y) { y = com.microsoft.Inverse (x) }", "may be no square matrix"),
+        ("net (float[2,3] x) => (float[2,3] y) { y = com.microsoft.Inverse (x) }", "may not be square"),
     ],
 )
 def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None:
@@ -114,7 +114,7 @@ def test_empty_risks_lstm_of_any_length_is_named() -> None:
     )
     # Ordinary inputs need no child.
     assert find_crash_risks(model) == []
-    assert find_empty_input_risks(model) == ["LSTM (output 'y') may be given a tensor without an element"]
+    assert find_empty_input_risks(model) == ["LSTM (output 'y') may get a tensor without an element"]
 
 
 def test_crash_risks_input_with_a_default_may_be_given() -> None:

@@ -82,7 +82,7 @@ def test_run_overflowing_division_raises(divides: bytes) -> None:
     session = open_session(divides)
     assert session.run(None, {"x": np.array([7]), "z": np.array([-1])})[0].tolist() == [-7]
     for _ in range(2):
-        with pytest.raises(RuntimeCrash, match=r"\(SIGFPE\): Div \(output 'y'\) may divide the least integer"):
+        with pytest.raises(RuntimeCrash, match=r"\(SIGFPE\): Div \(output 'y'\) may divide the smallest integer"):
             session.run(None, {"x": LEAST, "z": np.array([-1])})
 
 
@@ -94,7 +94,7 @@ def test_run_feed_without_an_element_that_crashes_raises() -> None:
         model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     session = open_session(model.SerializeToString())
     assert session.run(None, {"x": np.ones((2, 1, 4), np.float32)})[0].shape == (2, 1, 1, 3)
-    with pytest.raises(RuntimeCrash, match=r"\(SIGABRT\): GRU \(output 'y'\) may be given a tensor without an element"):
+    with pytest.raises(RuntimeCrash, match=r"\(SIGABRT\): GRU \(output 'y'\) may get a tensor without an element"):
         session.run(None, {"x": np.ones((2, 0, 4), np.float32)})
 
 
@@ -145,7 +145,7 @@ def test_verb_on_an_overflowing_division_names_the_node(
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 1
-    assert "Div (output 'y') may divide the least integer" in capsys.readouterr().err
+    assert "Div (output 'y') may divide the smallest integer" in capsys.readouterr().err
 
 
 ENTRIES = ("session.x64quantprecision", "optimization.disable_specified_optimizers")

@@ -198,8 +198,8 @@ BAD = [
     ),
 ]
 SAID = [
-    "ScaleShift: activation is 7; it has to be one of 'none', 'relu', 'silu'",
-    "LayerNorm: the node has no ddof; a plugin has no defaults",
+    "ScaleShift: activation is 7; expected one of 'none', 'relu', 'silu'",
+    "LayerNorm: the node lacks ddof; plugins have no defaults",
 ]
 
 

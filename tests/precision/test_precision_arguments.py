@@ -43,7 +43,7 @@ def test_angles_of_a_timestep_that_is_no_whole_number_keep_their_digits(to: str)
     assert result.precision is not None
     assert {island.op: island.kind for island in result.precision.islands} == {"Sin": "angles", "Cos": "angles"}
     assert result.precision.inputs == {"t": "float32"}
-    assert any("made of the input 't'" in note and "stays float32" in note for note in result.precision.notes)
+    assert any("computed from the input 't'" in note and "stays float32" in note for note in result.precision.notes)
     (found,) = run_onnxruntime(emulate_half(result.proto), {"t": t.numpy()})
     with torch.no_grad():
         exact = net(t).numpy()

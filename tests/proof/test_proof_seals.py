@@ -118,6 +118,6 @@ def test_a_node_that_changes_after_its_proof_is_found(
 
     assert {f.status for f in optimize_norms(make())[1].findings} <= {"fused", "folded"}
     monkeypatch.setattr(Graph, "to_proto", wrong)
-    with pytest.raises(ExportError, match="is not in the file as it was proved"):
+    with pytest.raises(ExportError, match="in the file differs from the proved one"):
         optimize_norms(make())
     assert changed

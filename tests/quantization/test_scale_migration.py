@@ -120,7 +120,7 @@ def test_scales_of_a_batch_norm_go_through_views_into_a_layer() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (NORM.replace("(x, gamma, beta)", "(x, g, beta)").replace("n =", "g = Relu(gamma_in) n ="), "no constant"),
+        (NORM.replace("(x, gamma, beta)", "(x, g, beta)").replace("n =", "g = Relu(gamma_in) n ="), "not constant"),
     ],
 )
 def test_what_is_no_constant_is_refused(body: str, why: str) -> None:
@@ -185,7 +185,7 @@ def test_factors_for_another_number_of_channels_are_refused() -> None:
     for body in (proto, text("n = Tanh(x) y = MatMul(n, w)", **SHAPE, w=W)):
         after, migrations = migrate_scales(body, {"n": InputCondition(np.full(5, 0.5))})
         assert [m.status for m in migrations] == ["refused"]
-        assert "5 factors are given for the 8" in migrations[0].reason
+        assert "5 factors were passed for the 8" in migrations[0].reason
         assert ops(after) == ops(body)
 
 

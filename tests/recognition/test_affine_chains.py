@@ -136,7 +136,7 @@ def test_into_the_linear_op_behind(behind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(2)
     proto, summary = folded(nn.Sequential(nn.ReLU(), norm(4, 4), behind()), torch.randn(2, 4, 6, 7))
     assert left(proto) == ["Conv"]
-    assert next(f.became for f in summary.findings if f.status == "folded").endswith("behind it")
+    assert next(f.became for f in summary.findings if f.status == "folded").startswith("folded into the following ")
 
 
 def test_into_a_linear_behind() -> None:
@@ -166,7 +166,7 @@ class SharedWeight(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "relu between": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4, 4, "rsqrt")), "no linear op"),
-    "two readers": (TwoReaders, "read by others"),
+    "two readers": (TwoReaders, "other nodes also read"),
 }
 
 

@@ -55,7 +55,7 @@ def test_a_reader_of_reasons_is_found() -> None:
 
 
 def test_an_opset_that_cant_be_raised_is_told_with_the_norms_that_need_it() -> None:
-    """onnx's converter would lose the file's functions, and Softmax means something else from opset 13 on."""
+    """onnx's converter would remove the file's functions, and Softmax means something else from opset 13 on."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 11, "own": 1]> f (float[2,3,4] x) => (float[2,3,4] y, float[2,3,4] z)
         <float eps = {{0.001}}> {{ {NORM} y = Softmax (n) z = own.twice (x) }}
@@ -63,16 +63,19 @@ def test_an_opset_that_cant_be_raised_is_told_with_the_norms_that_need_it() -> N
     )
     _, summary = optimize_norms(proto)
     (reason,) = [f.reason for f in summary.findings]
-    assert reason == "its node needs opset 17, the file has 11 (onnx's converter would lose the file's functions)"
+    assert (
+        reason
+        == "its node needs opset 17, but the file has opset 11 (onnx's converter would remove the file's functions)"
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("y = BatchNormalization (x, w, w, w, w)", "no linear op stands before or behind it"),
+        ("y = BatchNormalization (x, w, w, w, w)", "no linear op precedes or follows it"),
         (
             "c = Conv (x, k) a = Relu (c) y1 = BatchNormalization (c, w, w, w, w) y = Add (a, y1)",
-            "'c', behind Conv 'c_conv', is read by others as well",
+            "other nodes also read 'c', which follows Conv 'c_conv'",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_names_of_neighbours_are_grouped() -> None:
 
 
 def test_table_shows_every_part() -> None:
-    text = shown(fused("norm"), refused("head", "its denominator is clamped"), notes=("left unsimplified",), width=220)
+    text = shown(fused("norm"), refused("head", "its denominator is clamped"), notes=("not simplified",), width=220)
     for part in (
         "norm",
         "LayerNorm ReduceMean Sub Pow",
@@ -111,7 +111,7 @@ def test_table_shows_every_part() -> None:
         "identity 2e-09 ≤ 1e-07, 14 inputs",
     ):
         assert part in text
-    for part in ("onnxruntime run 1e-06 ≤ 4e-06", "head", "its denominator is clamped", "note: left unsimplified"):
+    for part in ("onnxruntime run 1e-06 ≤ 4e-06", "head", "its denominator is clamped", "note: not simplified"):
         assert part in text
     assert "1 fused, 1 refused; 598 nodes before, 130 after; opset 21" in text
 

@@ -266,7 +266,7 @@ def test_a_softmax_is_a_function_of_its_row_to_the_proof() -> None:
     assert isinstance(y, Region)
     assert isinstance(z, Region)
     assert certification.certify_rewrites({}, [certification.Rewrite(y, z)]).note.startswith(
-        "it computes something else"
+        "it computes a different function"
     )
 
 

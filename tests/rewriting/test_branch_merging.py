@@ -147,7 +147,7 @@ def test_branches_whose_merger_costs_accuracy_stay(sign: int) -> None:
         made = exported(nn.Sequential(nn.Conv2d(3, C, 1), nn.ReLU(), Far(mean, sign)).eval())
         left = {op: n for op, n in made.summary.ops_after.items() if op in ("Conv", "Relu", "BatchNormalization")}
         assert left == nodes
-        assert ("merged it would lose accuracy" in made.summary.findings[0].reason) == (mean > 0)
+        assert ("merging it would lose accuracy" in made.summary.findings[0].reason) == (mean > 0)
 
 
 # ------------------------------------------------------------------ lookalikes
@@ -233,7 +233,7 @@ def test_kernels_that_do_not_line_up_stay(large: dict[str, object], small: dict[
     found = _beside(large, small, k)
     assert isinstance(found, Refusal)
     assert (
-        "do not line up" in found.reason or "dilations" in large
+        "do not align" in found.reason or "dilations" in large
     )  # of the other in the one's place the dilation is told
 
 

@@ -183,7 +183,7 @@ def test_a_mask_inside_a_norm_is_refused(compared: str, number: float) -> None:
     result, summary = norm_optimizer.optimize_norms(proto)
     assert [n.op_type for n in result.graph.node] == [n.op_type for n in proto.graph.node]
     assert [f.status for f in summary.findings] == ["refused"]
-    assert "Where is no algebra" in summary.findings[0].reason
+    assert "Where is not algebraic" in summary.findings[0].reason
 
 
 def test_a_division_that_spares_constant_rows_is_refused() -> None:

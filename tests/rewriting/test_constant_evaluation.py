@@ -189,7 +189,7 @@ def test_a_weight_that_others_read_is_not_stored_twice() -> None:
     out, summary = optimize_norms(before)
     assert left(out) == left(before)
     assert [f.status for f in summary.findings] == ["refused"]
-    assert "larger by 130,816 bytes" in summary.findings[0].reason
+    assert "add 130,816 bytes" in summary.findings[0].reason
 
 
 def test_an_expansion_is_not_written_out() -> None:

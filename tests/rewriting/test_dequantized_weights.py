@@ -119,7 +119,7 @@ def test_scale_goes_into_scales_and_shift_into_the_bias(per_channel: bool, bias:
         net([*more, *conv(axis=axis, bias=bias, pads=[1] * 4)], used, ["n", INPUTS, 8, 8]), (2, INPUTS, 8, 8)
     )
     assert [n.op_type for n in out.graph.node] == ["DequantizeLinear", "Conv"]
-    assert "those of 3 channels are negated" in finding.became
+    assert "the codes of 3 channels negated" in finding.became
     shapes = {tuple(t.dims) for t in out.graph.initializer}
     assert shapes == {CODES.shape, (OUTPUTS,)}  # one scale for all becomes one for each channel
 
@@ -179,7 +179,7 @@ def test_transposed_convolutions(groups: int, axis: int | None) -> None:
     held = constants(channels, q=code(np.int8, (4, per, 3, 3), -127, 128), s=s, z=np.zeros(np.shape(s), np.int8))
     proto = net(conv(op="ConvTranspose", axis=axis, group=groups), held, ["n", 4, 5, 5])
     if groups == 2:
-        assert "in 2 groups has a scale for each place of axis 1 of its weight" in refusal(proto)
+        assert "in 2 groups has one scale per index of axis 1 of its weight" in refusal(proto)
     else:
         folded(proto, (2, 4, 5, 5))
 
@@ -203,7 +203,7 @@ def test_a_shared_weight_and_one_that_is_read_elsewhere() -> None:
     assert [f.status for f in summary.findings] == ["folded", "folded"]
     mean = helper.make_node("ReduceMean", ["x"], ["mx"])
     both = net([*first, mean, helper.make_node("Mul", ["wy", "mx"], ["t"])], held, ["n", INPUTS, 8, 8], "y t")
-    assert "is read by Mul '' as well" in refusal(both)
+    assert "Mul '' also reads" in refusal(both)
     out, _ = folded(net(first, held, ["n", INPUTS, 8, 8], "y wy"), (2, INPUTS, 8, 8))  # an output keeps its own
     assert [n.op_type for n in out.graph.node].count("DequantizeLinear") == 2
 
@@ -212,20 +212,20 @@ def test_minus_128_has_no_counterpart() -> None:
     q = CODES.copy()
     q[0, 0, 0, 0] = -128
     proto = net(conv(), constants(q=q, s=SCALES, z=Z), ["n", INPUTS, 8, 8])
-    assert "1 codes of Conv 'layer y' (-128 and the like) have no counterpart in int8" in refusal(proto)
+    assert "1 codes of Conv 'layer y' (for example -128) would exceed the range of int8" in refusal(proto)
     folded(net(conv(), constants(negative=False, q=q, s=SCALES, z=Z), ["n", INPUTS, 8, 8]), (2, INPUTS, 8, 8))
 
 
 def test_a_zero_point_too_far_from_the_middle() -> None:
     q = code(np.uint8, CODES.shape, 0, 256)
     proto = net(conv(), constants(q=q, s=SCALES, z=np.full(OUTPUTS, 3, np.uint8)), ["n", INPUTS, 8, 8])
-    assert "have no counterpart in uint8" in refusal(proto)
+    assert "would exceed the range of uint8" in refusal(proto)
 
 
 def test_other_ways_in_which_it_is_none() -> None:
     one = constants(q=CODES, s=ONE, z=np.int8(0))
     old = net(conv(axis=None), one, ["n", INPUTS, 8, 8], opset=12)
-    assert "DequantizeLinear of opset 12 has one scale for all channels" in refusal(old)
+    assert "DequantizeLinear of opset 12 supports only one scale for all channels" in refusal(old)
     blocks = constants(
         q=CODES,
         s=np.full((OUTPUTS // 2, INPUTS, 3, 3), 0.01, np.float32),
@@ -233,9 +233,9 @@ def test_other_ways_in_which_it_is_none() -> None:
     )
     nodes = conv()
     nodes[0].attribute.append(helper.make_attribute("block_size", 2))
-    assert "its scale differs within the blocks of 2" in refusal(net(nodes, blocks, ["n", INPUTS, 8, 8]))
+    assert "its scale varies within blocks of 2" in refusal(net(nodes, blocks, ["n", INPUTS, 8, 8]))
     scaled = constants(q=CODES, s=SCALES[:INPUTS], z=Z[:INPUTS])
-    assert "a scale for each place of axis 1" in refusal(net(conv(axis=1), scaled, ["n", INPUTS, 8, 8]))
+    assert "one scale per index of axis 1" in refusal(net(conv(axis=1), scaled, ["n", INPUTS, 8, 8]))
 
 
 def test_rounding_between_the_layer_and_its_norm() -> None:
@@ -246,13 +246,13 @@ def test_rounding_between_the_layer_and_its_norm() -> None:
         helper.make_node("QuantizeLinear", ["cy", "so", "zo"], ["cq"]),
         helper.make_node("DequantizeLinear", ["cq", "so", "zo"], ["cd"]),
     ]
-    assert "what it reads is quantized" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
+    assert "its input is quantized" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
 
 
 def test_weights_that_are_quantized_when_the_model_runs() -> None:
     held = constants(f=CODES.astype(np.float32), s=SCALES, z=Z)
     nodes = [helper.make_node("QuantizeLinear", ["f", "s", "z"], ["q"], axis=0), *conv()]
-    assert "is dequantized from what is no constant" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
+    assert "is dequantized from a value that is not constant" in refusal(net(nodes, held, ["n", INPUTS, 8, 8]))
 
 
 def test_codes_that_are_not_what_was_proved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +263,5 @@ def test_codes_that_are_not_what_was_proved_are_found(monkeypatch: pytest.Monkey
         return np.where(np.arange(q.size).reshape(q.shape) == 7, q + 1, q), step, attrs
 
     monkeypatch.setattr(dequantized_weights, "rescaled_parts", wrong)
-    with pytest.raises(ExportError, match="not the weight that was proved"):
+    with pytest.raises(ExportError, match="differ from the proved weight"):
         optimize_norms(net(conv(), constants(q=CODES, s=SCALES, z=Z), ["n", INPUTS, 8, 8]))

@@ -121,7 +121,7 @@ def test_a_weight_that_is_read_otherwise_is_refused(at: int) -> None:
     values = stored_array(weight).copy()
     values.view(np.uint32)[at] ^= 1
     weight.values = values
-    with pytest.raises(NotProved, match="read as other numbers than the file has"):
+    with pytest.raises(NotProved, match="differ from the values in the file"):
         require_same_as_file(graph, [weight])
 
 

@@ -109,14 +109,14 @@ def test_the_first_alternative_that_is_proved_is_made() -> None:
 
 
 def test_what_counts_instead_is_told_whatever_comes_of_it() -> None:
-    kept = Finding("sum", "kept", "y", reason="it is one node already")
+    kept = Finding("sum", "kept", "y", reason="it is already one node")
     rewriter = rewriter_of()
     rewriter.apply("sums", propose("Mul", instead=lambda: kept))
     assert rewriter.ledger.findings == [kept]
 
 
 def test_a_step_that_is_not_to_be_taken_again_is_left_out_and_told() -> None:
-    told = Finding("sum", "undone", "y", reason="it was taken back")
+    told = Finding("sum", "undone", "y", reason="it was undone")
     rewriter = rewriter_of(wanted=RewriteOptions(undone={RewriteStep("", "sums", "y"): told}))
     rewriter.apply("sums", propose("Add"))
     assert ops(rewriter) == ["Neg", "Sub"]
@@ -184,5 +184,5 @@ def test_what_was_made_is_sealed() -> None:
     proto = rewriter.graph.to_proto()
     require_sealed(proto, rewriter.remaining_seals())
     proto.graph.node[0].op_type = "Sub"
-    with pytest.raises(ExportError, match="not in the file as it was proved"):
+    with pytest.raises(ExportError, match="in the file differs from the proved one"):
         require_sealed(proto, rewriter.remaining_seals())

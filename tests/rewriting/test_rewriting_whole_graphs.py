@@ -90,9 +90,9 @@ def test_an_output_that_is_an_input_too() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("y = Add(x, m) m = Mul(y, x)", "Add 'y' needs its own result 'y' by way of Mul 'm'"),
+        ("y = Add(x, m) m = Mul(y, x)", "Add 'y' needs its own result 'y' through Mul 'm'"),
         ("a = Conv(x, k) x = Sqrt(a) y = Neg(x)", "'x', which is an input"),
-        ("y = Sqrt(x) y = Neg(x)", "'y', which is an input or was written"),
+        ("y = Sqrt(x) y = Neg(x)", "'y', which is an input or was already written"),
     ],
 )
 def test_a_circle_is_refused_by_name(body: str, said: str) -> None:
@@ -116,7 +116,7 @@ def test_an_initializer_that_a_caller_may_replace_is_no_constant(name: str) -> N
     out, summary = optimize_norms(proto)
     assert out.graph.node == proto.graph.node
     assert [f.reason for f in summary.findings] == [
-        f"{name!r} is an initializer and a graph input too: a caller may replace it, so it is no constant"
+        f"{name!r} is both an initializer and a graph input, so a caller may override it: it is not a constant"
     ]
 
 
@@ -169,7 +169,7 @@ def test_a_shape_that_the_file_does_not_state() -> None:
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     ops, summary = optimized(proto)
     assert "LayerNormalization" not in ops
-    assert [f.reason for f in summary.findings] == ["the type or shape of 'x' is not known"]
+    assert [f.reason for f in summary.findings] == ["the type or shape of 'x' is unknown"]
 
 
 def test_dims_that_the_file_does_not_state() -> None:

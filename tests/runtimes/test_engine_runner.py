@@ -62,11 +62,11 @@ def test_an_engine_is_told_profile_shapes_and_addresses_in_order(engine_file: Pa
 
 def test_shapes_outside_the_profiles_are_refused(engine_file: Path) -> None:
     with normdeploy.open_runner(engine_file, profile_index=0) as runner:
-        with pytest.raises(InputError, match=r"shape \[6, 4\], profile 0 takes \[1, 4\] to \[4, 4\]"):
+        with pytest.raises(InputError, match=r"shape \[6, 4\], but profile 0 accepts \[1, 4\] to \[4, 4\]"):
             runner.infer({"x": np.zeros((6, 4), np.float32)})
         assert [c[0] for c in CALLS] == ["plugins", "load"]
         assert isinstance(runner.infer({"x": np.zeros((2, 4), np.float32)})["y"], np.ndarray)
-    with pytest.raises(InputError, match="has the profiles 0 to 1, there is no 2"):
+    with pytest.raises(InputError, match="has no profile 2; its profiles are 0 to 1"):
         normdeploy.open_runner(engine_file, profile_index=2)
 
 
@@ -169,7 +169,7 @@ def test_a_weight_budget_is_set_where_weights_can_be_streamed(monkeypatch: pytes
         assert runner._engine.weight_streaming_budget_v2 == 1000  # type: ignore[attr-defined]
     with normdeploy.open_runner(path, weight_budget=0) as runner:
         assert runner._engine.weight_streaming_budget_v2 == 0  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match=r"the weight budget is 1001 bytes; TensorRT \(m\.plan\) takes 0 to 1000"):
+    with pytest.raises(InputError, match=r"the weight budget is 1001 bytes; TensorRT \(m\.plan\) accepts 0 to 1000"):
         normdeploy.open_runner(path, weight_budget=1001)
     with pytest.raises(InputError, match=r"has no weights that can be streamed, .* build it with --weight-streaming"):
         normdeploy.open_runner(placed(monkeypatch, tmp_path, library()), weight_budget=5)
@@ -207,16 +207,16 @@ def test_a_cache_of_another_machine_is_told_and_replaced_when_asked(rtx: Path) -
     cache.write_bytes(b"another GPU's")
     assert "m.plan.runtime-cache" not in str(normdeploy.run(rtx, x).notes)
     done = normdeploy.run(rtx, x, runtime_cache=cache)
-    assert "the runtime cache other was not used: it is damaged, or was made on another GPU" in done.notes[0]
+    assert "the runtime cache other was not used: it is damaged, or was written on another GPU" in done.notes[0]
     assert cache.read_bytes() == b"G kernels"
 
 
 def test_caches_that_can_not_be(rtx: Path, engine_file: Path, tmp_path: Path) -> None:
     (tmp_path / "full.plan").write_bytes(b"ftrt and more")
-    with pytest.raises(InputError, match=r"full\.plan is an engine for TensorRT, .* it has no runtime cache"):
+    with pytest.raises(InputError, match=r"full\.plan is a TensorRT engine, .* it has no runtime cache"):
         normdeploy.open_runner(tmp_path / "full.plan", runtime_cache=True)
     (tmp_path / "m.plan").write_bytes(b"vtrt and more")
     with pytest.raises(InputError, match="would replace the engine"):
         normdeploy.open_runner(tmp_path / "m.plan", runtime_cache=tmp_path / "m.plan")
-    with pytest.raises(NormdeployError, match="there is no folder 'none'"):
+    with pytest.raises(NormdeployError, match="the folder 'none' does not exist"):
         normdeploy.open_runner(tmp_path / "m.plan", runtime_cache=tmp_path / "none" / "cache")

@@ -105,19 +105,19 @@ STATED = {"x": "float16", "h": "float16", "y": "float16", "elsewhere": "float32"
         (NEW, ("HALF", "HALF", "HALF"), True, ()),
         (OLD, ("HALF", "HALF", "HALF"), True, ()),
         (OLD, ("HALF", "HALF", "HALF"), False, ("the network is not strongly typed",)),
-        (NEW, ("FLOAT", "HALF", "HALF"), True, ("input 'x' is float32, the file says float16",)),
-        (NEW, ("HALF", "HALF", "FLOAT"), True, ("output 'y' is float32, the file says float16",)),
+        (NEW, ("FLOAT", "HALF", "HALF"), True, ("input 'x' is float32, but the file says float16",)),
+        (NEW, ("HALF", "HALF", "FLOAT"), True, ("output 'y' is float32, but the file says float16",)),
         (
             NEW,
             ("HALF", "BF16", "HALF"),
             True,
-            ("layer 'mul': 'h' is bfloat16, the file says float16", "no layer computes in float16"),
+            ("layer 'mul': 'h' is bfloat16, but the file says float16", "no layer computes in float16"),
         ),
         (
             NEW,
             ("HALF", "FLOAT", "HALF"),
             True,
-            ("layer 'mul': 'h' is float32, the file says float16", "no layer computes in float16"),
+            ("layer 'mul': 'h' is float32, but the file says float16", "no layer computes in float16"),
         ),
     ],
 )

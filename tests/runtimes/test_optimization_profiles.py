@@ -64,7 +64,7 @@ def test_an_input_and_a_dim_of_one_name() -> None:
                 r" ids:int64\[batch, seq\], mask:int64\["
             ),
         ),
-        (["batch=1:2:4"], r"dim 'seq' of input ids:int64\[batch, seq\] is dynamic, and nothing says which sizes"),
+        (["batch=1:2:4"], r"dim 'seq' of input ids:int64\[batch, seq\] is dynamic and has no known range"),
         (["batch=4:2:1", "seq=1:1:1"], "is 4:2:1, but every size must have 1 <= min <= opt <= max"),
         (["batch=0:2:4", "seq=1:1:1"], "1 <= min"),
         (["ids=1x1x1:2x8x1:4x9x1"], r"of rank 3, but ids:int64\[batch, seq\] has rank 2"),

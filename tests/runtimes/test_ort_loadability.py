@@ -35,7 +35,7 @@ X = torch.randn(1, 3, 6, 6, dtype=torch.float64)
 def test_ops_without_a_kernel_are_named_and_nothing_is_written(limit: int, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with pytest.raises(
-        ExportError, match=r"nothing is written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 "
+        ExportError, match=r"nothing was written: .* Conv of float64 .*'first'.*; ConvTranspose of float64 "
     ) as error:
         normdeploy.export(Doubles().eval(), (X,), output=path, compare_limit=limit)
     assert "--runtime tensorrt" in str(error.value)
@@ -75,7 +75,7 @@ def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.M
 
     edited(monkeypatch, export_function, "export_without_weights", wrong_bias)
     net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
-    with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
+    with pytest.raises(ExportError, match=r"loads it but does not run it: .*bias must be a 1D tensor"):
         normdeploy.export(net, (x,))
 
 
@@ -110,7 +110,7 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
         " Relu(z) }"
     )
     edited(monkeypatch, norm_optimizer, "optimize_with_steps", unknown)
-    with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):
+    with pytest.raises(GraphError, match=r"not the optimized file, so nothing was written: .*NoSuchOp"):
         normdeploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
     assert not list(tmp_path.iterdir())
     normdeploy.optimize(relu, tmp_path / "m.onnx", runtime="tensorrt", compare_limit=0)
@@ -162,7 +162,7 @@ OTHERS = ', "my.own": 1'
     ],
 )
 def test_optimize_file_that_does_not_run_is_refused(proto: onnx.ModelProto, words: str, tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=f"the file given does not run, and nothing is written: .*{words}"):
+    with pytest.raises(GraphError, match=f"the input file does not run, so nothing was written: .*{words}"):
         normdeploy.optimize(proto, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
     normdeploy.optimize(proto, tmp_path / "m.onnx", runtime="tensorrt")
@@ -216,5 +216,5 @@ def test_trouble_bfloat16_kept_as_integers_is_read() -> None:
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     edited(monkeypatch, half_conversion, "convert_to_half", lambda proto: proto.graph.node[0].ClearField("input"))
-    with pytest.raises(GraphError, match="would not run in fp16, and nothing is written"):
+    with pytest.raises(GraphError, match="would not run in fp16, so nothing was written"):
         normdeploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")

@@ -24,7 +24,7 @@ def node(text: str) -> onnx.NodeProto:
         ("ReduceMean <keepdims = 4294967296>", "keepdims = 4294967296"),
         ("MaxPool <kernel_shape = [2, 4294967298]>", "kernel_shape = 4294967298"),
         ("GatherND <batch_dims = -1>", "batch_dims below 0"),
-        ("Cast <to = 99>", "makes the type 99"),
+        ("Cast <to = 99>", "casts to the type 99"),
     ],
 )
 def test_require_attributes_number_that_is_cut_is_refused(text: str, words: str) -> None:
@@ -57,5 +57,5 @@ def test_load_onnx_axis_in_a_body_is_refused(tmp_path: Path) -> None:
     )
     path = tmp_path / "m.onnx"
     path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
-    with pytest.raises(GraphError, match="axis = 4294967297, which runtimes cut to 32 bits"):
+    with pytest.raises(GraphError, match="axis = 4294967297, which runtimes truncate to 32 bits"):
         load_onnx(path)

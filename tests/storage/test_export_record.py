@@ -83,7 +83,7 @@ def test_record_holds_no_folder_of_this_machine(state: Path) -> None:
         ('{"record": {}, "hmac": ""}', "malformed"),
         ('{"record": 5, "hmac": ""}', "malformed"),
         ("[" * 100_000, "malformed"),
-        ('{"schema": 3}', "schema 3, this version reads 2"),
+        ('{"schema": 3}', "schema 3, but this version reads 2"),
         ('{"schema": 2, "load": "\\ud800"}', "malformed"),
     ],
 )

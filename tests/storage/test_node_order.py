@@ -89,16 +89,16 @@ def test_shuffled_nodes_stand_behind_what_they_read() -> None:
     [
         (
             f"{HEAD} net (float[8] x) => (float[8] y) {{ y = Add(x, m) m = Mul(y, x) }}",
-            "Add 'y' needs its own result 'y' by way of Mul 'm'",
+            "Add 'y' needs its own result 'y' through Mul 'm'",
         ),
         (
             f"{HEAD} net (float[8] x) => (float[8] y) {{ z = Relu(x) a = Add(z, a) y = Neg(a) }}",
             "Add 'a' needs its own result 'a': ",
         ),
-        (IN_A_BODY.replace("h = Relu(x)", "h = Add(x, y)"), "Add 'h' needs its own result 'h' by way of If 'y'"),
+        (IN_A_BODY.replace("h = Relu(x)", "h = Add(x, y)"), "Add 'h' needs its own result 'h' through If 'y'"),
         (
             IN_A_BODY.replace("b = Exp(h)", "b = Add(i, h) i = Exp(b)"),
-            "Add 'b' needs its own result 'b' by way of Exp 'i'",
+            "Add 'b' needs its own result 'b' through Exp 'i'",
         ),
     ],
     ids=["two", "one", "through a body", "in a body"],

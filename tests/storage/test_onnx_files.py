@@ -93,7 +93,7 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
     else:
         path = tmp_path / "missing" / "out"
     before = names(tmp_path)
-    with pytest.raises(NormdeployError, match=r"can't write.*(not a regular file|no folder 'missing')"):
+    with pytest.raises(NormdeployError, match=r"can't write.*(not a regular file|the folder 'missing' does not exist)"):
         write_bytes(path, b"x")
     assert names(tmp_path) == before
 
@@ -289,6 +289,15 @@ def test_weights_that_were_not_loaded_cannot_be_saved(tmp_path: Path) -> None:
     assert "n.onnx" not in names(tmp_path)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_weight_of_another_size_than_its_shape_is_refused(tmp_path: Path, external: bool) -> None:
+    proto = model()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    with pytest.raises(GraphError, match=r"needs \d+ bytes and holds \d+"):
+        save_onnx(proto, tmp_path / "m.onnx", external=external)
+    assert not names(tmp_path)
+
+
 def test_detached_shares_nothing_that_can_be_changed() -> None:
     proto = model()
     light, weights = detach_weights(proto)
@@ -323,23 +332,23 @@ def test_norms_of_other_tools_in_the_standards_domain_are_read(
     assert load_onnx(path) == proto
     proto.graph.node.add(op_type="Add", input=["y", "nowhere"], output=["z"])
     save_onnx(proto, path, external=external)
-    with pytest.raises(GraphError, match="breaks the ONNX specification"):
+    with pytest.raises(GraphError, match="violates the ONNX specification"):
         load_onnx(path)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no file"),
-        (b"", "holds no graph"),
-        (b"not an onnx file at all", "not an ONNX file, or was cut short"),
+        (None, "file not found"),
+        (b"", "contains no graph"),
+        (b"not an onnx file at all", "not an ONNX file, or is truncated"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-            "fetch that with `git lfs pull`",
+            "fetch the file with `git lfs pull`",
         ),
-        (b"\x08\x0a", "holds no graph"),
+        (b"\x08\x0a", "contains no graph"),
         (onnx.TensorProto(name="w", dims=[1]).SerializeToString(), "not an ONNX file"),
-        (model().SerializeToString()[:-3000], "not an ONNX file, or was cut short"),
+        (model().SerializeToString()[:-3000], "not an ONNX file, or is truncated"),
         (helper.make_model(model().graph, opset_imports=[]).SerializeToString(), "opset"),
     ],
 )
@@ -355,7 +364,7 @@ def test_a_file_that_breaks_the_specification(tmp_path: Path) -> None:
     proto = model()
     proto.graph.node[0].op_type = "Ad"
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(GraphError, match=r"breaks the ONNX specification: .*Ad"):
+    with pytest.raises(GraphError, match=r"violates the ONNX specification: .*Ad"):
         load_onnx(tmp_path / "m.onnx")
 
 
@@ -385,16 +394,16 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data, _: data.unlink(), "not in the model's folder; copy it there"),
-        (lambda data, _: os.truncate(data, 20_000), "needs 16384 bytes .* which has 20000; the file was cut short"),
-        (lambda _, entries: entries["length"].__setattr__("value", "400"), "needs 16384 bytes and refers to 400 bytes"),
+        (lambda data, _: data.unlink(), "missing from the model's folder; copy it there"),
+        (lambda data, _: os.truncate(data, 20_000), "needs 16384 bytes .* which has 20000; the file is truncated"),
+        (lambda _, entries: entries["length"].__setattr__("value", "400"), "needs 16384 bytes but refers to 400 bytes"),
         (lambda _, entries: entries["offset"].__setattr__("value", "-1"), "refers to 16384 bytes at -1"),
         (lambda _, entries: entries["offset"].__setattr__("value", "x"), "broken reference"),
-        (lambda _, entries: entries["length"].__setattr__("value", "-4"), "needs 16384 bytes and refers to -4 bytes"),
+        (lambda _, entries: entries["length"].__setattr__("value", "-4"), "needs 16384 bytes but refers to -4 bytes"),
         (lambda _, entries: entries["location"].__setattr__("value", "a\0b"), "broken reference"),
         (
             lambda _, entries: entries["location"].__setattr__("value", "a" * 5000),
-            "broken reference|not in the model's folder",
+            "broken reference|missing from the model's folder",
         ),
     ],
 )

@@ -109,9 +109,7 @@ def test_what_runs_no_code_is_followed_by_anyone_and_said(inside: Path, monkeypa
     comparison = normdeploy.verify("weights.pt", "model.onnx", seeds=1, model="factory:Net", model_args={"size": 8})
     assert comparison
     assert comparison.notes[0] == "as model.onnx records: dims=['batch=1:4:16'], inputs=['x:float32[batch,8]']"
-    with pytest.raises(
-        InputError, match=r"model='factory:Net'.*ignored because .*another user, and no signature of a team"
-    ):
+    with pytest.raises(InputError, match=r"model='factory:Net'.*ignored because .*another user, and no team signature"):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
 
 
@@ -152,7 +150,7 @@ def test_an_error_of_what_is_recorded_says_so(verb: str, inside: Path) -> None:
     arguments = (["model.pt", "other.onnx"],) if verb == "bench" else ("model.pt", "other.onnx")
     with pytest.raises(
         InputError,
-        match=r"'seq' belongs to no input.*The ONNX file's export record contains dims=\['seq=1:2:3'\]: pass the value",
+        match=r"'seq' is not in any input.*The ONNX file's export record contains dims=\['seq=1:2:3'\]: pass the value",
     ):
         getattr(normdeploy, verb)(*arguments)
 
@@ -175,7 +173,7 @@ def test_a_team_follows_what_its_key_signed(inside: Path, team: Path, monkeypatc
     monkeypatch.delenv(record_signing.TEAM_KEY)
     as_another_process(inside)
     with pytest.raises(
-        InputError, match=r"'model.onnx.sig' beside it is signed by .* whose key NORMDEPLOY_KEY does not name"
+        InputError, match=r"'model.onnx.sig' next to it is signed by .* whose key is not in NORMDEPLOY_KEY"
     ):
         normdeploy.verify("weights.pt", "model.onnx", seeds=1)
     assert not code_ran(inside)
@@ -282,18 +280,18 @@ def other_module(project: Path) -> None:
 @pytest.mark.parametrize(
     ("attack", "why"),
     [
-        (other_flags, "evil:Net.*of another record, or signed with another key"),
-        (other_key, "of another record, or signed with another key"),
-        (no_key, "of another record, or signed with another key"),
-        (other_code_in_the_signature, "of another record, or signed with another key"),
-        (no_signature, "no signature of a team lies beside it"),
-        (text(""), "of another record"),
-        (text("[]"), "of another record"),
-        (text('{"normdeploy_signature": 1, "code": 5, "hmac": "é"}'), "of another record"),
-        (text('{"normdeploy_signature": 1, "code": {}, "hmac": "\\ud800"}'), "of another record"),
-        (text("[" * 100_000), "of another record"),
-        (text("x" * (2 << 20)), "no signature of a team lies beside it"),
-        (pipe, "no signature of a team lies beside it"),
+        (other_flags, "evil:Net.*belongs to another record, or is signed with another key"),
+        (other_key, "belongs to another record, or is signed with another key"),
+        (no_key, "belongs to another record, or is signed with another key"),
+        (other_code_in_the_signature, "belongs to another record, or is signed with another key"),
+        (no_signature, "no team signature is next to it"),
+        (text(""), "belongs to another record"),
+        (text("[]"), "belongs to another record"),
+        (text('{"normdeploy_signature": 1, "code": 5, "hmac": "é"}'), "belongs to another record"),
+        (text('{"normdeploy_signature": 1, "code": {}, "hmac": "\\ud800"}'), "belongs to another record"),
+        (text("[" * 100_000), "belongs to another record"),
+        (text("x" * (2 << 20)), "no team signature is next to it"),
+        (pipe, "no team signature is next to it"),
         (other_model, "'weights.pt' is not the file that was exported"),
         (other_module, "the module 'factory.py' is not the one that was signed"),
     ],
@@ -363,7 +361,7 @@ def test_what_the_user_names_may_be_any_module(inside: Path, team: Path) -> None
     ("spoil", "said"),
     [
         (lambda key: key.chmod(0o640), "can be read or changed by others .mode 640"),
-        (lambda key: key.write_text("short"), "has 5 bytes, and 32 are the least"),
+        (lambda key: key.write_text("short"), "has 5 bytes, but needs at least 32"),
         (lambda key: key.unlink(), "can't be read: No such file"),
         (lambda key: (key.unlink(), key.mkdir()), "can't be read: Is a directory"),
     ],

@@ -123,5 +123,5 @@ def test_weights_go_with_whoever_keeps_them() -> None:
     shared_weights.share_array(tensor, np.ones(64, np.float32), weights)
     assert (shared_weights.tensor_array(tensor) == 1).all()
     weights.clear()
-    with pytest.raises(GraphError, match="'w' is held no more"):
+    with pytest.raises(GraphError, match="'w' is no longer in memory"):
         shared_weights.tensor_array(tensor)

@@ -59,14 +59,16 @@ def test_weights_that_share_one_sparse_file_are_refused(tmp_path: Path, how: str
             (tmp_path / f"w{i}.bin").symlink_to("w0.bin")
     names = ["w0.bin" if how == "one name" else f"w{i}.bin" for i in range(40)]
     onnx.save(_model([_external(f"w{i}", 4 << 20, name) for i, name in enumerate(names)]), tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match=f"are {40 * (16 << 20)} bytes, and the files that they lie in {16 << 20}:"):
+    with pytest.raises(
+        GraphError, match=f"are {40 * (16 << 20)} bytes, but the files that contain them have {16 << 20}:"
+    ):
         load_onnx(tmp_path / "m.onnx")
 
 
 def test_weight_in_a_circle_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.bin").symlink_to("w.bin")
     onnx.save(_model([_external("w", 4, "w.bin")]), tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match=r"refers to|broken reference|not in the model's folder"):
+    with pytest.raises(GraphError, match=r"refers to|broken reference|missing from the model's folder"):
         load_onnx(tmp_path / "m.onnx")
 
 
@@ -81,7 +83,7 @@ def test_weights_that_are_tied_in_the_file_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dims", [[2**40, 0, 2**40], [0, 2**60], [2**62, 2, 0]])
 def test_weight_without_elements_whose_sizes_overflow_is_refused(tmp_path: Path, dims: list[int]) -> None:
     onnx.save(_model([TensorProto(name="w", data_type=1, dims=dims, raw_data=b"")]), tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="whose sizes other than 0 make"):
+    with pytest.raises(GraphError, match="whose nonzero sizes make"):
         load_onnx(tmp_path / "m.onnx")
 
 
@@ -125,7 +127,7 @@ def test_range_or_size_of_the_record_that_makes_no_sense_is_refused(tmp_path: Pa
     model = _model([])
     model.metadata_props.add(key="normdeploy", value=text)
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="makes no sense"):
+    with pytest.raises(GraphError, match="is invalid"):
         read_record(load_onnx(tmp_path / "m.onnx"))
     # What the file itself says of its input is enough.
     normdeploy.run(tmp_path / "m.onnx", output=tmp_path / "o.npz")
@@ -154,7 +156,7 @@ def test_header_of_an_array_that_is_damaged_is_refused(
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", _npy(header))
     (tmp_path / "a.npy").write_bytes(_npy(header))
-    with pytest.raises(InputError, match=r"holds no plain array|is no \.npz file") as caught:
+    with pytest.raises(InputError, match=r"is not a plain array|is not an \.npz file") as caught:
         read_one(tmp_path / ("a.npz" if read_one is read_npz else "a.npy"))
     assert len(str(caught.value)) < 1000
 
@@ -165,7 +167,7 @@ def test_many_names_of_arrays_take_linear_time(tmp_path: Path) -> None:
             archive.writestr(f"a{i}.txt", b"")
 
     def read() -> None:
-        with pytest.raises(InputError, match="and 19996 more, which are no arrays"):
+        with pytest.raises(InputError, match="and 19996 more, which are not arrays"):
             read_npz(tmp_path / "a.npz")
 
     # zipfile makes about 30 calls for each name.
@@ -175,7 +177,7 @@ def test_many_names_of_arrays_take_linear_time(tmp_path: Path) -> None:
 def test_checkpoint_that_holds_itself_is_refused() -> None:
     checkpoint: dict[str, Any] = {}
     checkpoint["self"] = {"again": checkpoint}
-    with pytest.raises(LoadError, match="holds no weights"):
+    with pytest.raises(LoadError, match="contains no weights"):
         find_state_dict(checkpoint, None, Path("x.pt"))
 
 
@@ -199,7 +201,7 @@ def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path]
     path = tmp_path / "x.toml" if kind != "device" else Path("/dev/zero")
     if kind == "link to a device":
         path.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match="is no regular file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         reader(path)
 
 
@@ -213,7 +215,7 @@ def test_pattern_that_walks_through_everything_is_refused(tmp_path: Path, monkey
     (tmp_path / "fleet.toml").write_text(
         '[models.a]\nsource="**/*.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
     )
-    with pytest.raises(InputError, match="looks at more than 200000 files"):
+    with pytest.raises(InputError, match="scans more than 200000 files"):
         read_fleet(tmp_path / "fleet.toml")
 
 
@@ -281,7 +283,7 @@ def test_sparse_tensors_that_are_large_together_are_refused(tmp_path: Path) -> N
     model = _model([])
     model.graph.sparse_initializer.extend(_sparse(f"s{i}", 2**26) for i in range(100))
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match=f"have {100 * 2**26} elements written out and 100 values"):
+    with pytest.raises(GraphError, match=f"have {100 * 2**26} elements in dense form and 100 values"):
         load_onnx(tmp_path / "m.onnx")
 
 

@@ -89,20 +89,24 @@ def _residues_of_rows(m: ProofInterpreter, a: Array, atoms: tuple[Size, ...], la
 def _softmax(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     x = lift_input(m, inputs[0])
     if opset < 13 or not x.axes:
-        raise NotProved(ProofFailure.OP, "Softmax over several axes (opset 12 and below)", "Softmax")
+        raise NotProved(ProofFailure.OP, "Softmax over several axes (opset 12 or older)", "Softmax")
     return softmax(m, x, int(attrs.get("axis", -1)) % len(x.axes))
 
 
 def _attention(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     if attrs.keys() - {"scale"} or "scale" not in attrs or outputs > 1 or any(x is not None for x in inputs[4:]):
-        raise NotProved(ProofFailure.OP, "an Attention with more than a scale and a mask", "Attention")
+        raise NotProved(
+            ProofFailure.OP, "an Attention with inputs, outputs or attributes beyond a scale and a mask", "Attention"
+        )
     q, k, v = (lift_input(m, x) for x in inputs[:3])
     if any(len(x.axes) != 4 for x in (q, k, v)):
-        raise NotProved(ProofFailure.OP, "an Attention whose heads are no axis", "Attention")
+        raise NotProved(ProofFailure.OP, "an Attention without an axis for its heads", "Attention")
     (batch, heads, rows, width), (_, shared, columns, _) = q.shape, k.shape
     each = heads.divide_exactly(shared)
     if each is None or k.shape != (batch, shared, columns, width) or v.shape[:3] != k.shape[:3]:
-        raise NotProved(ProofFailure.SIZE, f"an Attention of {q.shape}, {k.shape} and {v.shape}", "Attention")
+        raise NotProved(
+            ProofFailure.SIZE, f"an Attention with incompatible shapes: {q.shape}, {k.shape} and {v.shape}", "Attention"
+        )
     q = m.mul(m.number(_exact_scale(attrs["scale"])), q)
     if each != ONE:
         q = q.with_axes(m.plan.regroup_atoms(q.atoms, [batch, shared, each, rows, width]))
@@ -115,7 +119,9 @@ def _attention(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, ou
         biased = m.add(scores, lift_input(m, mask))
     if biased.shape != scores.shape:
         raise NotProved(
-            ProofFailure.SIZE, f"an Attention whose mask makes {biased.shape} of {scores.shape}", "Attention"
+            ProofFailure.SIZE,
+            f"an Attention whose mask broadcasts its scores from {scores.shape} to {biased.shape}",
+            "Attention",
         )
     p = softmax(m, biased, 3)
     if mask is not None:
@@ -136,8 +142,8 @@ def _exact_scale(scale: float) -> Fraction:
     half = Fraction(float(np.spacing(np.float32(abs(scale))))) / 2
     if abs(Fraction(float(scale)) - scale.exact) > half:
         formula = (
-            f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from"
-            f" {float(scale.exact):.9g}"
+            f"the scale of Attention is stored as {float(scale):.9g}, which differs by more than half an ulp from "
+            f"{float(scale.exact):.9g}"
         )
         raise NotProved(ProofFailure.STORED, formula, "Attention")
     return scale.exact

@@ -50,14 +50,14 @@ def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any]
             return np.array(x.size if x.size.constant_value is None else x.size.constant_value, dtype=object).reshape(
                 (1,) * len(x.axes)
             )
-        raise NotProved(ProofFailure.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
+        raise NotProved(ProofFailure.OP, "a Cast to integers or bool is not algebraic", "Cast")
     if floating:
         array = np.asarray(x)
         if array.dtype == object and array.size != 1:
             return array
         return lift_input(m, array)
     if whole is None:
-        raise NotProved(ProofFailure.OP, "a Cast to bool is no algebra", "Cast")
+        raise NotProved(ProofFailure.OP, "a Cast to bool is not algebraic", "Cast")
     for n in np.asarray(x).reshape(-1).tolist():
         _require_fits(Size.from_int(n), whole)
     return x
@@ -74,7 +74,7 @@ def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
     else:
         fits = limits.min < 0 and limits.bits >= 32
     if not fits:
-        raise NotProved(ProofFailure.SIZE, f"a Cast of {n} to {whole.name}, which may not hold it", "Cast")
+        raise NotProved(ProofFailure.SIZE, f"a Cast of {n} to {whole.name}, which may be too small for it", "Cast")
 
 
 TABLE: dict[str, Op] = {"Cast": _cast}

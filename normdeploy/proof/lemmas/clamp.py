@@ -71,7 +71,7 @@ def clamp_below(m: ProofInterpreter, op: str, t: Value, low: Value) -> Value:
         made.nonzero = True
         return made
     if m.gf is not None and (low.data or low.sized or not (low.f <= 0).all() or not is_nonnegative(m, t)):
-        raise NotProved(ProofFailure.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
+        raise NotProved(ProofFailure.OP, f"{op} is not algebraic and may change its input", op)
     return replace(t, f=np.maximum(t.f, low.f.reshape(-1)[0]), sign=max(t.sign, NOT_NEGATIVE), below=NEGATIVE)
 
 
@@ -86,10 +86,10 @@ def _max(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs:
     if len(values) == 2 and (larger := _larger_number(*values)) is not None:
         return larger
     if len(values) != 2 or values[0].data == values[1].data:
-        raise NotProved(ProofFailure.OP, "Max is no algebra", "Max")
+        raise NotProved(ProofFailure.OP, "Max is not algebraic", "Max")
     t, low = values if values[0].data else reversed(values)
     if len(low.axes) > len(t.axes) or any(low.axes):
-        raise NotProved(ProofFailure.OP, "Max with more than one number", "Max")
+        raise NotProved(ProofFailure.OP, "Max with a bound that is not a single number", "Max")
     return clamp_below(m, "Max", t, low)
 
 
@@ -113,7 +113,7 @@ def _clip(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs
         given = [*inputs[1:], None, None][:2]
     low, high = given
     if high is not None:
-        raise NotProved(ProofFailure.OP, "Clip from above is no algebra", "Clip")
+        raise NotProved(ProofFailure.OP, "Clip with an upper bound is not algebraic", "Clip")
     t = lift_input(m, inputs[0])
     if low is None:
         return t

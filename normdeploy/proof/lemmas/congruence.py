@@ -93,11 +93,11 @@ def quantize_rows(m: ProofInterpreter, y: Value, kind: str, least: float, larges
 def _quantize(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     y, scale, *zero = inputs
     if not zero or not isinstance(zero[0], np.dtype):
-        raise NotProved(ProofFailure.OP, "QuantizeLinear without a zero point of 0")
+        raise NotProved(ProofFailure.OP, "QuantizeLinear without a constant zero point of 0")
     scale = lift_input(m, scale)
     others = {k: v for k, v in attrs.items() if (k, v) != ("saturate", 1) and k != "axis"}
     if others or scale.varying_atoms():
-        raise NotProved(ProofFailure.OP, f"QuantizeLinear by {sorted(others) or 'several scales'}")
+        raise NotProved(ProofFailure.OP, f"QuantizeLinear with {sorted(others) or 'several scales'}")
     return quantize_value(m, lift_input(m, y), scale, zero[0].name)
 
 

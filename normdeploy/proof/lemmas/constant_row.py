@@ -122,9 +122,9 @@ def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
             m, broadcast_to_sizes(m, taken, other.shape), [Size.from_int(n) for n in condition.shape]
         )
     if not isinstance(condition, RowCondition) or zero.data or zero.sized or zero.f.size != 1 or (zero.f != 0).any():
-        raise NotProved(ProofFailure.OP, "Where is no algebra", "Where")
+        raise NotProved(ProofFailure.OP, "Where is not algebraic", "Where")
     if m.gf is not None and not any(_is_centered(m, d, x, axes) for x, axes in condition.rows):
-        raise NotProved(ProofFailure.OP, "Where is no algebra, and nothing shows that it does nothing here", "Where")
+        raise NotProved(ProofFailure.OP, "Where is not algebraic and may change its input", "Where")
     axes, ((_, c), (_, f), _) = m.broadcast_values(condition.value, d, zero)
     if axes != d.axes:
         raise NotProved(ProofFailure.OP, "Where broadcasts", "Where")

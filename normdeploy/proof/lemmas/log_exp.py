@@ -23,7 +23,7 @@ from .clamp import is_nonnegative
 def _log(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Logarithm:
     t = lift_input(m, inputs[0])
     if m.gf is not None and not is_nonnegative(m, t):
-        raise NotProved(ProofFailure.OP, "Log of what may be negative is no algebra", "Log")
+        raise NotProved(ProofFailure.OP, "Log of a value that may be negative is not algebraic", "Log")
     with np.errstate(all="ignore"):
         return Logarithm(t, Fraction(1), Value(t.axes, None, np.log(t.f), t.data))
 
@@ -31,7 +31,7 @@ def _log(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs:
 def _exp(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     x = inputs[0]
     if not isinstance(x, Logarithm):
-        raise NotProved(ProofFailure.OP, "Exp is no algebra", "Exp")
+        raise NotProved(ProofFailure.OP, "Exp is not algebraic", "Exp")
     y = m.power(x.t, x.q)
     with np.errstate(all="ignore"):
         y.f = np.exp(x.floats.f)

@@ -16,7 +16,7 @@ from ...verb_options import LoadKeywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import as_sequence
 from ..arguments.model_source import is_onnx_file, load_as_recorded, recall_loading
-from ..stage_progress import StageTimer
+from ..stage_progress import StageTimer, describe_loading
 from .bench_options import BenchCall
 from .model_benchmark import Race, race_files
 from .norm_benchmark import race_norms
@@ -102,7 +102,7 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
     model = None
     notes = list[str]()
     if models:
-        with StageTimer(call.progress)("load"):
+        with StageTimer(call.progress)("load", describe_loading(models[0])):
             followed = call.load_keywords
             if onnx_files:
                 followed, notes = recall_loading(models[0], onnx_files[0], call.load_keywords)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...reports.race_summary import describe_fastest
+
 if TYPE_CHECKING:
     from .model_benchmark import Race, RaceEntry
 
@@ -23,6 +25,8 @@ def show_race(console: Console, race: Race) -> None:
         if norm:
             console.print(Text(f"{norm}, {entries[0].runtime}" if one else norm, style="bold"))
         console.print(_entry_table(entries, runtimes=not one))
+        if fastest := describe_fastest([vars(entry) for entry in entries]):
+            console.print(Text(fastest))
     for entry in race.entries:
         if entry.reason:
             who = " · ".join(filter(None, (entry.norm, entry.runtime, entry.file, entry.form)))

@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...storage.folder_replacement import require_empty_dir
 from ...types import PathLike
 from ..arguments.argument_validation import take_fields_as_arguments
-from ..stage_progress import StageTimer
+from ..stage_progress import StageTimer, describe_loading
 from ..verify.comparison_settings import ComparisonSettings
 from ..verify.compute_budget import ComparisonBudget
 from ..verify.reference_loading import load_original
@@ -45,7 +45,7 @@ def bisect(call: BisectCall) -> Bisection:
     if not file:
         raise InputError("no ONNX file to search; pass it after the model")
     rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
-    with stage("load"):
+    with stage("load", describe_loading(call.source)):
         model, notes = load_original(call.source, [file], call.args, call.kwargs, call.load_keywords)
     with stage("bisect"):
         bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))

@@ -223,9 +223,19 @@ def build(call: BuildCall) -> Engine:
         tuple(others),
         options,
         built["capability"],
-        (*options.notes(runtime), *built["notes"]),
+        (*options.notes(runtime), *built["notes"], *_note_plan_name(target, runtime)),
         context,
     )
+
+
+def _note_plan_name(target: Path, runtime: str) -> list[str]:
+    """Note that a .plan file of TensorRT-RTX is not the .plan file that deployment tools expect."""
+    if runtime != "tensorrt-rtx" or target.suffix != ".plan":
+        return []
+    return [
+        f"{target.name} is an engine of TensorRT-RTX: TensorRT and Triton's TensorRT backend do not load it; for them,"
+        " build with --runtime tensorrt on the GPU that will run it"
+    ]
 
 
 def _split_ranges(given: ProfileRanges) -> ProfileRanges:

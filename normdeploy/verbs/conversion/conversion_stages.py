@@ -35,7 +35,7 @@ from ...types import PathLike
 from ...verb_options import ConversionOptions
 from ..arguments.argument_validation import require_writable_output
 from ..arguments.export_result import ExportResult, ModelOrigin
-from ..stage_progress import StageTimer
+from ..stage_progress import StageTimer, describe_loading
 from .conversion_request import parse_quantization_request, read_calibration_samples, select_target
 from .finding_merge import merge_findings
 
@@ -152,6 +152,10 @@ C = TypeVar("C", bound=Conversion, contravariant=True)
 D = TypeVar("D", bound=Conversion)
 
 
+# The stage that reads the source, which may take longest to begin.
+LOAD = "load"
+
+
 @dataclass(frozen=True)
 class ConversionStage(Generic[C]):
     """One step of a conversion.
@@ -172,7 +176,8 @@ def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
         if not stage.when(conversion):
             continue
         if stage.name:
-            with conversion.stages(stage.name):
+            details = describe_loading(conversion.source) if stage.name == LOAD else ""
+            with conversion.stages(stage.name, details):
                 stage.run(conversion)
         else:
             stage.run(conversion)

@@ -28,6 +28,7 @@ from ...types import PathLike, Progress
 from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..conversion.conversion_stages import (
+    LOAD,
     LOWERING,
     Conversion,
     ConversionStage,
@@ -234,7 +235,7 @@ def sign_result(optimization: OptimizeConversion) -> None:
 
 STAGES: tuple[ConversionStage[OptimizeConversion], ...] = (
     ConversionStage(require_options),
-    ConversionStage(load_file, "load"),
+    ConversionStage(load_file, LOAD),
     ConversionStage(fuse_norms, "norms"),
     ConversionStage(clean_up, "simplify"),
     ConversionStage(compare_rewritten, "compare"),

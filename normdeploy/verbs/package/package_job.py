@@ -19,6 +19,7 @@ from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import required_inputs
 from ...types import PathLike
 from ..run.run_function import PROVIDERS
+from ..stage_progress import describe_loading
 from ..verify.reference_loading import load_judged_model
 from ..verify.runtime_candidates import OFF, ON
 from . import evidence_bundle, triton_config
@@ -211,7 +212,7 @@ def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]
         )
         return made, batch, why
     if call.progress is not None:
-        call.progress("load", 0, 0)
+        call.progress(f"load {describe_loading(call.source)}".rstrip(), 0, 0)
     model, notes = load_judged_model(call.source, [job.path], (), None, call.load_keywords)
     job.notes += notes
     if model.word:

@@ -211,7 +211,7 @@ def run(call: RunCall) -> Inference:
     if output is not None:
         if inputs is None and beside is not None:
             write_npz(beside, feeds)
-        write_npz(output, {name: _to_host(value) for name, value in outputs.items()})
+        write_npz(output, {name: copy_to_host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
     return Inference(
         opened.name, _describe_types(feeds), _describe_types(outputs), outputs, (*opened.notes, *notes), seconds
@@ -384,7 +384,8 @@ def _view_bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...])
     return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
 
 
-def _to_host(value: Any) -> Any:
+def copy_to_host(value: Any) -> Any:
+    """Copy an array or a tensor of any device into an array of the same dtype on the CPU."""
     if hasattr(value, "__array_interface__"):
         return value.copy()
     return to_numpy(value)

@@ -10,7 +10,7 @@ from ...model import LoadedModel
 from ...types import PathLike
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.model_source import is_live_module
-from ..stage_progress import StageTimer
+from ..stage_progress import StageTimer, describe_loading
 from . import file_comparison as compare
 from .comparison_result import Comparison
 from .comparison_settings import ComparisonSettings
@@ -75,7 +75,7 @@ def verify(call: VerifyCall) -> Comparison:
     # The decorator wrote models in memory to files.
     every = [*cast("Sequence[PathLike]", call.files), *call.engines]
     rules = ComparisonSettings.from_options(call, budget, call.runners)
-    with stage("load"):
+    with stage("load", describe_loading(call.source)):
         model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
     with stage("verify"):
         comparison = compare.compare_files(

@@ -148,13 +148,30 @@ def test_the_ranges_that_the_file_recorded_are_the_profile(tmp_path: Path) -> No
     assert given.profile == {"x": ((2, 8), (2, 8), (5, 8))}
 
 
+def test_layers_of_a_quantized_file_are_counted_by_type(tmp_path: Path) -> None:
+    text = """(float[2, 8] x) => (float[2, 8] y) <float scale = {0.1}, int8 zero = {0}> {
+        q = QuantizeLinear(x, scale, zero)
+        a = DequantizeLinear(q, scale, zero)
+        y = MatMul(a, w) }"""
+    path = saved(tmp_path / "q.onnx", text, w=np.ones((8, 8)))
+    assert build(path, tmp_path / "q.engine").types["int8"] >= 1
+
+
+def test_a_plan_of_tensorrt_rtx_is_noted_as_such(layer_norm: Path, tmp_path: Path) -> None:
+    plan = build(layer_norm, tmp_path / "m.plan", profiles=["batch=1:2:4"])
+    assert any("TensorRT and Triton's TensorRT backend do not load it" in note for note in plan.notes)
+    engine = build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"])
+    assert not any("Triton" in note for note in engine.notes)
+
+
 # ------------------------------------------------------------------ refused before anything is built
 
 
 def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"does not build for compute capability 9\.0; it builds for 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1",
+        match=r"does not support compute capability 9\.0; it supports 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1\. For"
+        " another GPU, build on a machine that has it, with the full TensorRT: normdeploy build --runtime tensorrt",
     ):
         build(layer_norm, tmp_path / "m.engine", profiles=["batch=1:2:4"], compute_capabilities=["8.6", "9.0"])
     with pytest.raises(
@@ -169,7 +186,7 @@ def test_compute_capabilities_that_do_not_exist(layer_norm: Path, tmp_path: Path
     [
         (b"", GraphError, "not an ONNX file"),
         (b"junk" * 99, GraphError, "not an ONNX file"),
-        ("(float[2] x) => (float[2] y) { y = Ident(x) }", GraphError, "breaks the ONNX specification"),
+        ("(float[2] x) => (float[2] y) { y = Ident(x) }", GraphError, "violates the ONNX specification"),
         ("(float[2] x) => (float[2] x) { }", BuildError, "has no nodes"),
     ],
     ids=["empty", "junk", "unknown operator", "no nodes"],
@@ -186,7 +203,7 @@ def test_files_that_are_no_models(text: str | bytes, kind: type[Exception], said
 
 
 def test_what_is_not_there(layer_norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GraphError, match="there is no file"):
+    with pytest.raises(GraphError, match="file not found"):
         build(tmp_path / "none.onnx", tmp_path / "m.engine")
     with pytest.raises(InputError, match="unknown runtime 'openvino'"):
         build(layer_norm, tmp_path / "m.engine", runtime="openvino")
@@ -316,7 +333,7 @@ def test_a_rewritten_model_above_protobuf_s_limit(tmp_path: Path, monkeypatch: p
 
 
 def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser takes no plugins"):
+    with pytest.raises(InputError, match="TensorRT-RTX's ONNX parser supports no plugins"):
         build(tmp_path / "none.onnx", tmp_path / "m.engine", norm_impl="plugin")
 
 
@@ -325,7 +342,7 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
     [
         pytest.param(
             ["--runtime", "tensorrt"],
-            "not run, so neither right nor wrong: TensorRT (m.onnx): TensorRT is not installed; pip install tensorrt",
+            "not run, so neither passed nor failed: TensorRT (m.onnx): TensorRT is not installed; pip install tensorrt",
             3,
             marks=pytest.mark.skipif(
                 importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here"
@@ -333,7 +350,8 @@ def test_plugins_for_tensorrt_rtx_are_refused_before_any_work(tmp_path: Path) ->
         ),
         (
             [],
-            "TensorRT-RTX's ONNX parser takes no plugins, so its engines can't hold our kernels; choose --norm-impl",
+            "TensorRT-RTX's ONNX parser supports no plugins, so its engines can't contain our kernels; choose "
+            "--norm-impl",
             1,
         ),
     ],
@@ -373,7 +391,7 @@ def test_the_report_says_how_each_norm_was_built(tmp_path: Path) -> None:
             "module": "layers.0",
             "op": "LayerNormalization",
             "form": "native node",
-            "reason": "TensorRT has a layer of its own for it",
+            "reason": "TensorRT has its own layer for it",
         }
     ]
 
@@ -390,6 +408,8 @@ def test_fp8_is_refused_for_gpus_without_it(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight, scale])
     file = tmp_path / "fp8.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), file)
-    with pytest.raises(InputError, match=r"computes in FP8 .*from compute capability 8\.9 on, and 8\.6 is asked for"):
+    with pytest.raises(
+        InputError, match=r"computes in FP8 .*needs compute capability 8\.9 or newer, but 8\.6 was requested"
+    ):
         build(file, tmp_path / "e.engine", compute_capabilities=["8.6", "8.9"])
     assert list(tmp_path.iterdir()) == [file]

@@ -59,7 +59,7 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimization_level": 6}, "--optimization-level: level 6 was asked for, and it goes to 5; omit"),
+        ({"optimization_level": 6}, "--optimization-level: level 6 was requested, but it uses 5; omit"),
         (
             {"version_compatible": True},
             "--version-compatible: .* its engines run only with the version that built them",
@@ -67,7 +67,7 @@ def test_options_that_tensorrt_rtx_builds_with(model: Path) -> None:
         ({"hardware_compatibility": "ampere-plus"}, "stays at NONE; name the GPUs with --compute-capability"),
         (
             {"timing_cache": "times"},
-            "--timing-cache: it says that timing caches are no-ops in it; it measures no timings",
+            "--timing-cache: it reports that its timing caches do nothing; it measures no timings",
         ),
     ],
 )
@@ -186,10 +186,14 @@ def test_what_tensorrt_is_told(tensorrt: Any, model: Path) -> None:
         ("REFIT", {"refit": True}, "--refit: it has no builder flag REFIT; omit --refit"),
         ("WEIGHT_STREAMING", {"weight_streaming": True}, "--weight-streaming: it has no builder flag WEIGHT_STREAM"),
         ("VERSION_COMPATIBLE", {"version_compatible": True}, "it has no builder flag VERSION_COMPATIBLE"),
-        ("lean", {"version_compatible": True}, "want of the lean runtime; install .*pip install tensorrt-lean"),
+        (
+            "lean",
+            {"version_compatible": True},
+            "because the lean runtime is missing; install .*pip install tensorrt-lean",
+        ),
         ("SAME_COMPUTE_CAPABILITY", {"hardware_compatibility": "same-compute-capability"}, "it has no hardware compat"),
-        ("WORKSPACE", {"workspace": 1}, "--workspace: it has no limit of the workspace"),
-        ("level", {"optimization_level": 4}, "level 4 was asked for, and it goes to 3"),
+        ("WORKSPACE", {"workspace": 1}, "--workspace: it has no workspace limit"),
+        ("level", {"optimization_level": 4}, "level 4 was requested, but it uses 3"),
     ],
 )
 def test_what_tensorrt_lacks_is_refused_by_name(
@@ -266,7 +270,7 @@ def test_a_timing_cache_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cache_that_another_gpu_wrote_meanwhile_is_left(tmp_path: Path) -> None:
     path = tmp_path / "times"
     path.write_text('{"gpu": "other", "times": {"conv": 3}}')
-    assert "the timing cache times was left as it is" in timed(path, conv=1)
+    assert "the timing cache times was not changed" in timed(path, conv=1)
     assert json.loads(path.read_text())["gpu"] == "other"
 
 

@@ -132,7 +132,7 @@ def test_a_file_as_the_output_is_refused(named: str, folder: Path, tmp_path: Pat
 def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "mine").write_text("kept")
-    with pytest.raises(NormdeployError, match="not an empty folder; give another name"):
+    with pytest.raises(NormdeployError, match="not an empty folder; choose another name"):
         normdeploy.export_parts(folder, tmp_path / "made")
     with pytest.raises(NormdeployError, match="no folder 'nowhere'; make it first"):
         normdeploy.export_parts(folder, tmp_path / "nowhere" / "made")
@@ -156,7 +156,7 @@ def test_options_of_one_part_are_refused(options: list[str], said: str, folder: 
 
 def test_what_has_no_parts_is_refused(folder: Path, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match="no Hugging Face folder, so it has no parts: leave --part out"):
+    with pytest.raises(InputError, match="not a Hugging Face folder, so it has no parts: omit --part"):
         normdeploy.export_parts(tmp_path / "x.pt", tmp_path / "made")
     with pytest.raises(InputError, match=r"the part 'all' is a folder of files.*export_parts"):
         normdeploy.export(folder, part="all")
@@ -216,7 +216,7 @@ def test_a_part_is_prepared_anew_after_another(tmp_path: Path) -> None:
     net = Net().eval()
     net.forward = lambda *_: None  # type: ignore[method-assign, assignment]
     with pytest.raises(
-        InputError, match=r"no encoder-decoder, so it has no parts; leave --part out.*text-generation-with-past"
+        InputError, match=r"not an encoder-decoder, so it has no parts; omit --part.*text-generation-with-past"
     ):
         HuggingfaceFolder(tmp_path, net, None, frozenset()).prepare_part("encoder")
     assert "forward" not in vars(net)
@@ -296,7 +296,9 @@ def test_dims_go_to_the_parts_that_have_them(bart: Path) -> None:
     load_of = {file: read_record(onnx.load(bart / "onnx" / file))["load"] for file in FILES}
     assert [load["part"] for load in load_of.values()] == list(PART_FILES)
     assert all(load["dims"] == ["seq=1:5:32", "batch=1:2:4"] for load in load_of.values())
-    with pytest.raises(InputError, match="the dim 'sequence' is in no part: they have batch, decoder_seq, past, seq"):
+    with pytest.raises(
+        InputError, match="the dim 'sequence' is not in any part; the parts have the dims batch, decoder_seq, past, seq"
+    ):
         normdeploy.export_parts(bart / "model", bart / "other", dims="sequence=1:2:3")
     assert not (bart / "other").exists()
     assert (bart / "onnx" / "config.json").read_bytes() == (bart / "model" / "config.json").read_bytes()
@@ -322,8 +324,10 @@ def test_models_without_parts_say_what_to_do(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match=r"GPT2LMHeadModel is no encoder-decoder.*--task text-generation-with-past"):
+    with pytest.raises(
+        InputError, match=r"GPT2LMHeadModel is not an encoder-decoder.*--task text-generation-with-past"
+    ):
         normdeploy.export_parts(tmp_path / "model", tmp_path / "made")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
-    with pytest.raises(InputError, match="no encoder-decoder"):
+    with pytest.raises(InputError, match="not an encoder-decoder"):
         load(tmp_path / "model", part="encoder")

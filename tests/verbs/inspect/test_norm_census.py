@@ -199,9 +199,9 @@ def test_optimize_does_not_pay_for_the_census() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (f"{BIASED} e = Add(v, eps) y = Div(c, e)", "a variance whose root is not taken"),
-        (f"{BIASED} e = Add(v, eps) i = Reciprocal(e) y = Mul(c, i)", "a variance whose root is not taken"),
-        (f"{SQUARE} y = Div(x, v)", "a mean or sum of squares whose root is not taken"),
+        (f"{BIASED} e = Add(v, eps) y = Div(c, e)", "a variance without taking the root"),
+        (f"{BIASED} e = Add(v, eps) i = Reciprocal(e) y = Mul(c, i)", "a variance without taking the root"),
+        (f"{SQUARE} y = Div(x, v)", "a mean or sum of squares without taking the root"),
         (f"{MEAN} a = Abs(c) v = ReduceMean(a, ax) y = Div(c, v)", "a mean or sum of magnitudes"),
         ("v = ReduceL1(x, ax) e = Max(v, eps) y = Div(x, e)", "a mean or sum of magnitudes"),
         ("a = Abs(x) v = ReduceMax(a, ax) y = Div(x, v)", "the largest magnitude"),
@@ -400,10 +400,10 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
         assert explanation.finding is None
         return "\n".join(explanation.said)
 
-    assert "there is neither near it" in said("y = Relu(x)", "y")
-    assert "takes the root of none" in said("m = ReduceMean(x, ax) y = Sub(x, m)", "y")
-    assert "no reduction lies before it" in said("y = Sqrt(x)", "y")
-    assert "no norm begins and ends" in said(f"{BIASED} r = Sqrt(v) y = Concat<axis = 1>(r, r)", "r")
+    assert "neither was found nearby" in said("y = Relu(x)", "y")
+    assert "have no root after them" in said("m = ReduceMean(x, ax) y = Sub(x, m)", "y")
+    assert "has no reduction before it" in said("y = Sqrt(x)", "y")
+    assert "no norm was recognized around the root" in said(f"{BIASED} r = Sqrt(v) y = Concat<axis = 1>(r, r)", "r")
     assert "the nearest norm is LayerNorm 'n' (refused)" in said(CLAMPED, "y")
     assert "an input or a constant" in said(CLAMPED, "x")
 

@@ -166,7 +166,7 @@ SPOILT = {
         "is not signed",
     ),
     "a pipe for the signature": (lambda b: (b / PROVENANCE).unlink() or os.mkfifo(b / PROVENANCE), "is not signed"),
-    "two lines": (lambda b: (b / PROVENANCE).write_bytes((b / PROVENANCE).read_bytes() * 2), "no signed text"),
+    "two lines": (lambda b: (b / PROVENANCE).write_bytes((b / PROVENANCE).read_bytes() * 2), "not a signed text"),
 }
 
 
@@ -187,7 +187,7 @@ def test_what_is_not_as_it_was_signed_is_refused(
 
 def test_another_key_is_named_with_the_trusted_one(signed: Path, tmp_path: Path) -> None:
     _, other = key_pair(tmp_path, "other")
-    with pytest.raises(EvidenceError, match=r"is signed by \w{16}, and trusted is \w{16}"):
+    with pytest.raises(EvidenceError, match=r"is signed by \w{16}, but the trusted key is \w{16}"):
         normdeploy.recheck(signed / "bundle", trust=[other])
     assert normdeploy.recheck(signed / "bundle", trust=[other, signed / "key.pub.pem"])
 

@@ -323,7 +323,7 @@ def test_a_bound_of_zero_allows_nothing(bundle: Path) -> None:
 
 
 def test_a_newer_file_that_is_none_is_an_error(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(NormdeployError, match="there is no file"):
+    with pytest.raises(NormdeployError, match="file not found"):
         normdeploy.recheck(bundle, onnx=tmp_path / "none.onnx")
 
 

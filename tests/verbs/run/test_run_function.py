@@ -72,14 +72,14 @@ def test_arrays_are_viewed_not_copied() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"x": None}, r"is not given \['x'\]"),
+        ({"x": None}, r"needs the inputs \['x'\]"),
         ({"w": np.zeros(1)}, r"has no inputs \['w'\]"),
-        ({"x": np.zeros((3, 4))}, "'x' is float32, it was given float64; convert it"),
-        ({"x": np.zeros(4, np.float32)}, r"x:float32\[n, 4\], it was given the shape \[4\]"),
-        ({"x": np.zeros((3, 5), np.float32)}, r"x:float32\[n, 4\], it was given the shape \[3, 5\]"),
+        ({"x": np.zeros((3, 4))}, "'x' is float32, but got float64; convert it"),
+        ({"x": np.zeros(4, np.float32)}, r"x:float32\[n, 4\], but got the shape \[4\]"),
+        ({"x": np.zeros((3, 5), np.float32)}, r"x:float32\[n, 4\], but got the shape \[3, 5\]"),
         ({"z": np.zeros((2, 4), np.float32)}, "the dim 'n' is 3 in input 'x', but 2 in input 'z'"),
         ({"x": [[1.0]]}, "'x' is a list"),
-        ({"x": np.array(["a"])}, "'x' can't be taken"),
+        ({"x": np.array(["a"])}, "'x' can't be used"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_it_runs(
@@ -110,7 +110,7 @@ def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
         (model, {"profile_index": 0}, "is not an engine and has no profile 0"),
         (model, {"cuda_graph": True}, "add provider='cuda'"),
         (tmp_path / "m.onnx", {"provider": "cpu"}, "is an engine, which runs on a GPU"),
-        (tmp_path / "none", {}, "there is no file"),
+        (tmp_path / "none", {}, "file not found"),
     ]:
         with pytest.raises(InputError, match=said):
             normdeploy.open_runner(path, **options)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     assert (found["c"].view(ml_dtypes.bfloat16) == given["b"]).all()
     before = output.read_bytes()
     npz_files.write_npz(tmp_path / "in.npz", given | {"x": np.zeros((9, 9), np.float32)})
-    with pytest.raises(InputError, match="it was given the shape"):
+    with pytest.raises(InputError, match="but got the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
     with pytest.raises(InputError, match="would overwrite the input"):
@@ -175,7 +175,7 @@ def test_archives_that_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds \['x\.npy'\] twice"):
         npz_files.read_npz(path)
     path.write_bytes(b"PK junk")
-    with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
+    with pytest.raises(InputError, match=r"is not an \.npz file of arrays"):
         npz_files.read_npz(path)
 
 

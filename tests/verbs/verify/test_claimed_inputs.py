@@ -146,7 +146,7 @@ def test_verify_engine_without_gpu_is_neither_pass_nor_fail(program: Path) -> No
     verdict = normdeploy.verify(program, plan)
     assert not verdict
     assert verdict.outcome == "not run"
-    assert "neither right nor wrong" in str(verdict)
+    assert "neither passed nor failed" in str(verdict)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_user_s_own_inputs_are_run_alone(net: LoadedModel, proto: onnx.Model
         "given input 0",
         "given input 1",
     )
-    with pytest.raises(InputError, match=r"given input 0: .* is not given"):
+    with pytest.raises(InputError, match=r"given input 0: .* needs the inputs"):
         verified(net, proto, tmp_path, inputs={"y": one["x"]})
     with pytest.raises(InputError, match="nothing to compare on"):
         verified(net, proto, tmp_path, inputs=[])
@@ -390,7 +390,7 @@ def test_integers_that_hang_on_a_rounding_are_counted(tmp_path: Path, meddle: An
     result = of(verified(model, export_to_proto(model), tmp_path), "output", OFF)
     assert not result
     assert result.reason.startswith(
-        "2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding decides there"
+        "2 where the reference is 1 at [1, 2] (1 of 32 elements differ), and no rounding explains it"
     )
 
 

@@ -154,7 +154,7 @@ def test_what_is_no_file_of_the_model_is_told_before_anything_runs(
 ) -> None:
     with pytest.raises(InputError, match="no file to compare"):
         compare_files(net, [])
-    with pytest.raises(InputError, match=r"there is no file '.*missing.onnx'"):
+    with pytest.raises(InputError, match=r"file not found: '.*missing.onnx'"):
         compare_files(net, [folder / "right.onnx", tmp_path / "missing.onnx"])
     other = from_module(nn.ReLU().eval(), inputs=["z:float32[2]"])
     with pytest.raises(InputError, match=r"right.onnx has the inputs \['x', 'y'\], but the model has \['z'\]"):
@@ -237,12 +237,12 @@ ONES = np.ones((3, 48), np.float32)
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": ONES}, r"in.npz: the model is not given \['y'\]; it takes \['x', 'y'\], it was given \['x'\]"),
+        ({"x": ONES}, r"in.npz: the model needs the inputs \['y'\]; expected \['x', 'y'\], got \['x'\]"),
         ({"x": ONES, "y": ONES, "z": ONES}, r"has no inputs \['z'\]"),
-        ({"x": ONES.astype(np.float64), "y": ONES}, "input 'x' is float32, it was given float64; convert it"),
-        ({"x": ONES.astype(np.float16), "y": ONES}, "input 'x' is float32, it was given float16; convert it"),
-        ({"x": ONES[:, :5], "y": ONES}, r"input 'x' has shape \[batch, 48\], it was given \[3, 5\]"),
-        ({"x": ONES[0], "y": ONES}, r"it was given \[48\]; the batch dim is missing: x\[None\]"),
+        ({"x": ONES.astype(np.float64), "y": ONES}, "input 'x' is float32, but got float64; convert it"),
+        ({"x": ONES.astype(np.float16), "y": ONES}, "input 'x' is float32, but got float16; convert it"),
+        ({"x": ONES[:, :5], "y": ONES}, r"input 'x' has shape \[batch, 48\], but got \[3, 5\]"),
+        ({"x": ONES[0], "y": ONES}, r"but got \[48\]; the batch dim is missing: x\[None\]"),
         ({"x": ONES[:0], "y": ONES[:0]}, "no input has an element"),
         ({"x": ONES, "y": ONES[:2]}, r"the dim 'batch' is 3 in input 'x' and 2 in input 'y'"),
     ],
@@ -257,7 +257,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs(
 def test_files_that_hold_no_plain_arrays_are_refused(
     net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None
 ) -> None:
-    with pytest.raises(InputError, match=r"there is no file '.*none.npz'"):
+    with pytest.raises(InputError, match=r"file not found: '.*none.npz'"):
         compare_files(net, folder / "right.onnx", inputs=tmp_path / "none.npz")
     with pytest.raises(InputError, match="pickled objects, which are never loaded"):
         compare_files(net, folder / "right.onnx", inputs=saved(tmp_path / "in.npz", x=np.array([print], dtype=object)))

@@ -174,8 +174,8 @@ def test_what_does_not_fit_is_told_before_anything_runs(folder: Path, tmp_path: 
     for options, said in (
         ({"dims": ["seq=1:2:3"]}, r"a.onnx has no dynamic dim 'seq'; it has \['batch'\]"),
         ({"inputs": ["z:float32[2]"]}, r"a.onnx has no input 'z'; it has \['x'\]"),
-        ({"inputs": ["x:int64[batch,16]"]}, "'x' is float32, and --input says int64"),
-        ({"inputs": ["x[batch]"]}, "has 2 dims, and --input says 1"),
+        ({"inputs": ["x:int64[batch,16]"]}, "'x' is float32, but --input says int64"),
+        ({"inputs": ["x[batch]"]}, "has 2 dims, but --input says 1"),
         ({"trust": True}, "trust: applies to a PyTorch model"),
         ({"model": "m:f"}, "model: applies to a PyTorch model"),
         ({"drift": True}, "drift compares the modules of a PyTorch model"),
@@ -298,7 +298,7 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
     )
     (ids, mask), _ = resolve_input_ranges(proto, specs, ["past=0:8:40"])
     assert (ids.shape[1].max, mask.shape[1].max, mask.mask) == (8, 48, True)
-    with pytest.raises(InputError, match=r"'past \+ seq' belongs to no input"):
+    with pytest.raises(InputError, match=r"'past \+ seq' is not in any input"):
         resolve_input_ranges(proto, specs, ["past + seq=1:8:100"])
 
 

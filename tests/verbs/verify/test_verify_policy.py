@@ -172,14 +172,14 @@ def test_a_dataset_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
 
     (tmp_path / "empty").mkdir()
     for dataset, said in (
-        (npz("a.npz", y=DATA), r"'a.npz' has no \['x'\]; the model takes \['x'\], it holds \['y'\]"),
+        (npz("a.npz", y=DATA), r"'a.npz' has no \['x'\]; the model expects \['x'\], the dataset has \['y'\]"),
         (npz("b.npz", x=DATA[:0]), "has {'x': 0} samples"),
         (
             npz("c.npz", x=DATA[:, :3]),
-            r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], it was given \[8, 3\]",
+            r"the dataset, c.npz, samples 0 to 7: input 'x' has shape \[n, 8\], but got \[8, 3\]",
         ),
         (npz("d.npz", x=np.full((2, 8), "a")), "holds 'x' as <U1"),
-        (tmp_path / "none.npz", "there is no file"),
+        (tmp_path / "none.npz", "file not found"),
         (tmp_path / "empty", "a folder without .npz files"),
     ):
         with pytest.raises(InputError, match=said):
@@ -234,7 +234,7 @@ def test_a_hugging_face_dataset(folder: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InputError, match=r"has no labels 'right'; it holds \['x', 'label'\]"):
         verified(folder, metric="y=accuracy_drop<=1", dataset=tmp_path, labels="right")
     for other, said in (
-        ({"train": 1, "test": 2}, r"holds the splits \['train', 'test'\]; give the folder of one: '.*train'"),
+        ({"train": 1, "test": 2}, r"holds the splits \['train', 'test'\]; pass the folder of one: '.*train'"),
         (FakeDataset({"z": [1]}), r"has no \['x'\]"),
         (FakeDataset({"x": []}), "has no samples"),
         (FakeDataset({"x": [[1.0] * 8, [1.0] * 7]}), "samples of different sizes"),
@@ -299,8 +299,8 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(
         ({"metric": "best=accuracy_drop<=0.5", "dataset": 0, "labels": "right"}, "it is int64, not floating-point"),
         ({"dataset": 0, "labels": "left"}, r"'labelled\.npz' has no labels 'left'; it holds \['x', 'right'\]"),
         ({"dataset": 0, "labels": "x"}, "the labels 'x' are an input of the model"),
-        ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; whole numbers are needed"),
-        ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is needed"),
+        ({"dataset": np.zeros(37)}, r"the labels 'right' as float64; integers are required"),
+        ({"dataset": np.zeros((37, 1), int)}, r"in the shape \[37, 1\]; \[samples\] is required"),
         ({"dataset": np.zeros(36, int)}, "holds 36 labels 'right' and 37 samples"),
         (
             {"dataset": np.full(37, 6)},
@@ -360,13 +360,16 @@ def test_wrong_options_are_told_and_write_nothing(folder: Path, tmp_path: Path) 
     report = tmp_path / "r.json"
     for options, said in (
         (["--tolerance", "y=1"], "can't be read; write ABS:REL"),
-        (["--tolerance", "z=1:1"], "output 'z', which the model does not have; it has ['y', 'best']"),
+        (["--tolerance", "z=1:1"], "output 'z', which the model does not have; its outputs are ['y', 'best']"),
         (["--metric", "cosine"], "in a shell within quotes"),
         (["--metric", "best=cosine:0.9"], "it is int64, not floating-point"),
         (["--policy", str(tmp_path / "broken.toml")], "is not valid TOML"),
         (["--map", "a=b"], "names 'b', which is not an input or output of the model"),
-        (["--also-default"], "or leave --also-default (in a policy file also-default) out"),
-        (["--policy", str(tmp_path / "alone.toml")], "or leave --also-default (in a policy file also-default) out"),
+        (["--also-default"], "--also-default (in a policy file also-default) adds the default rule"),
+        (
+            ["--policy", str(tmp_path / "alone.toml")],
+            "--also-default (in a policy file also-default) adds the default rule",
+        ),
         (["--dataset", "data.npz"], "pass a metric or a tolerance"),
     ):
         arguments = ["verify", "right.onnx", "off.onnx", "--inputs", "in.npz", "--report", str(report), *options]
