@@ -142,7 +142,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--input", "x[batch,4]"], "inputs is of one part"),
+        (["--input", "x[batch,4]"], "inputs applies to one part"),
         (["--model", "a:b"], "model applies to one part"),
         (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],
