@@ -172,7 +172,7 @@ def endless(signed: Signed, folder: Path) -> None:
     [
         (unsigned_forgery, "is not signed"),
         (foreign_forgery, "is signed by"),
-        (altered, "was changed since"),
+        (altered, "was changed afterwards"),
         (stripped, "is signed by nobody"),
         (swapped_with_a_neighbour, "is not what its name says"),
         (other_kind, "is signed as"),
