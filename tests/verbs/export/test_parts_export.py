@@ -134,7 +134,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     (tmp_path / "made" / "mine").write_text("kept")
     with pytest.raises(NormdeployError, match="not an empty folder; choose another name"):
         normdeploy.export_parts(folder, tmp_path / "made")
-    with pytest.raises(NormdeployError, match="no folder 'nowhere'; make it first"):
+    with pytest.raises(NormdeployError, match="folder 'nowhere' does not exist; create it first"):
         normdeploy.export_parts(folder, tmp_path / "nowhere" / "made")
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["mine"]
 
