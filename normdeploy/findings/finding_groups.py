@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
+# The word that every verb shows for a status.
+STATUS_WORDS = {"fused": "fused", "folded": "folded", "kept": "kept", "refused": "skipped", "undone": "skipped"}
 # ends the proof of a norm that was not run itself
 LIKE = " of its like"
 # numbers that a name lists one by one
@@ -70,6 +72,26 @@ def describe_outcome(group: FindingGroup) -> str:
     else:
         text = first.became
     return text.removeprefix(f"{first.status} ")
+
+
+def result_text(group: FindingGroup) -> Text:
+    """Describe in words what became of a group's norms.
+
+    Returns:
+        the status, the outcome and the reason, for example "fused into LayerNormalization(axis=-1)".
+    """
+    first = group.first_finding
+    text = Text(STATUS_WORDS[first.status], style=COLOURS[first.status])
+    outcome = describe_outcome(group)
+    if outcome:
+        if first.became.startswith(f"{first.status} "):
+            joint = " "
+        else:
+            joint = " into " if first.status == "fused" else ": "
+        text.append(f"{joint}{outcome}", style="default")
+    if reason := describe_reason(group):
+        text.append(f"{'; ' if outcome else ': '}{reason}", style="dim" if outcome else "default")
+    return text
 
 
 def without_numbers(text: str) -> str:
@@ -132,10 +154,22 @@ def location_text(group: FindingGroup) -> Text:
     return Text(group.name).append(count + place, style="dim")
 
 
-def kind_text(group: FindingGroup) -> Text:
-    return Text(group.first_finding.kind, style="bold").append(
-        f" {group.first_finding.spelling}" if group.first_finding.spelling else "", style="not bold dim"
-    )
+def kind_text(group: FindingGroup, *, brief: bool = False) -> Text:
+    """Describe the kind of a group's norms and the nodes that spell one.
+
+    Args:
+        brief: count several nodes instead of listing them, and omit the standard node of the kind.
+
+    Returns:
+        for example "LayerNorm in 9 nodes", "BatchNorm" or "LayerNorm SkipLayerNormalization (com.microsoft)".
+    """
+    first = group.first_finding
+    spelling = first.spelling
+    if brief and (count := first.count_nodes_before()) > 1:
+        spelling = f"in {count} nodes"
+    elif brief and spelling == f"{first.kind}alization":
+        spelling = ""
+    return Text(first.kind, style="bold").append(f" {spelling}" if spelling else "", style="not bold dim")
 
 
 def describe_reason(group: FindingGroup) -> str:
@@ -151,12 +185,38 @@ def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -
     return f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {cases} inputs"
 
 
+def summarize_proof(group: FindingGroup) -> list[str]:
+    """Describe in plain words how a group's rewrites were proved; points and probabilities are in the reports.
+
+    Returns:
+        for example ["exact", "checked in onnxruntime"].
+    """
+    lines = {
+        "onnxruntime run": "checked in onnxruntime",
+        f"onnxruntime run{LIKE}": "one like it checked in onnxruntime",
+    }
+    proofs = [f.certificate for f in group.findings if f.certificate is not None]
+    if proofs:
+        worst = _worst_certificate(proofs)
+        exact = all(c.method == "exact" for c in proofs)
+        lines["identity"] = "exact" if exact else f"float64, error {worst.error:.1g}"
+        for c in proofs:
+            if c.is_rounding_ok is False:
+                inaccurate = f"onnxruntime: error {c.rounding_after:.1g} > {c.rounding_bound:.1g}"
+                lines["onnxruntime run"] = lines[f"onnxruntime run{LIKE}"] = inaccurate
+    return [lines.get(place, place) for place in group.first_finding.proved]
+
+
+def _worst_certificate(proofs: list[Certificate]) -> Certificate:
+    return max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+
+
 def describe_proof(group: FindingGroup) -> list[str]:
     """Where the claim was seen, the certificates' worst errors with it."""
     proofs = [f.certificate for f in group.findings if f.certificate is not None]
     if not proofs:
         return list(group.first_finding.proved)
-    worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+    worst = _worst_certificate(proofs)
     lines = {
         "identity": _describe_identity(
             worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs)

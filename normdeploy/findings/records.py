@@ -221,8 +221,26 @@ class Finding:
     tensors: tuple[str, ...] = ()
     # the outputs of the nodes that took their place
     written: tuple[str, ...] = ()
+    # number of nodes that took the place of those in ``spelling``, without shape arithmetic; None if these stay
+    nodes_left: int | None = None
     # filled by ``inspect``
     runtimes: tuple[RuntimeSupport, ...] = ()
+
+    def count_nodes_before(self) -> int:
+        """Count the nodes that spell the norm in the file that was read.
+
+        Returns:
+            number of ops in ``spelling``, without domains in parentheses.
+        """
+        return sum(not word.startswith("(") for word in self.spelling.split())
+
+    def count_nodes_after(self) -> int:
+        """Count the nodes of the norm in the file that was written.
+
+        Returns:
+            ``nodes_left``, or as many as before if the nodes stay.
+        """
+        return self.count_nodes_before() if self.nodes_left is None else self.nodes_left
 
 
 @dataclass(frozen=True)
@@ -334,6 +352,12 @@ class Summary(Renderable):
     # op type -> nodes of the main graph
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def norm_nodes(self) -> tuple[int, int]:
+        """Return how many nodes compute norms before and after."""
+        before = sum(f.count_nodes_before() for f in self.findings)
+        return before, sum(f.count_nodes_after() for f in self.findings)
 
     def show(self, console: Console) -> None:
         from .norm_tables import show_summary

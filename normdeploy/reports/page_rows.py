@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..findings.finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
+from ..findings.finding_groups import (
+    STATUS_WORDS,
+    FindingGroup,
+    describe_outcome,
+    describe_proof,
+    describe_reason,
+    group_findings,
+)
 from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
 # of one table
@@ -36,6 +43,8 @@ class PageRow:
     place: str
     kind: str
     status: str
+    # the word that is shown for it
+    word: str
     # op types
     found: tuple[str, ...]
     became: str
@@ -52,7 +61,7 @@ class PageRow:
 
 def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
     """``norms`` of the JSON report, in its order."""
-    return [_make_row(group) for group in group_findings(map(_parse_finding, told))]
+    return [_make_row(group) for group in group_findings(map(parse_finding, told))]
 
 
 def island_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
@@ -80,6 +89,7 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
         place=first.place,
         kind=first.kind,
         status=first.status,
+        word=STATUS_WORDS[first.status],
         found=(*ops[:_CHIPS], f"… {len(ops) - _CHIPS} more") if len(ops) > _CHIPS else tuple(ops),
         became=f"reached {seen:.3g}" if seen is not None else describe_outcome(group),
         reason=describe_reason(group),
@@ -91,7 +101,7 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
     )
 
 
-def _parse_finding(told: Mapping[str, Any]) -> Finding:
+def parse_finding(told: Mapping[str, Any]) -> Finding:
     """The record that the report was made from."""
     known = {f.name: _freeze_value(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {

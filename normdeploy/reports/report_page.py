@@ -9,13 +9,15 @@ is left out; no report makes a page of 2 MB.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError
+from ..findings.finding_groups import STATUS_WORDS
 from . import diagram_svg
-from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows
+from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows, parse_finding
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
 from .report import SCHEMA
 
@@ -29,7 +31,7 @@ _COMMAND = 4000
 _DRAWN = 6
 # of one race that are drawn
 _ENTRIES = 12
-_LEFT = ("refused", "undone")
+_LEFT = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
 # of the environment; the rest are versions
 _MACHINE = ("cpu", "system", "driver")
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
@@ -169,7 +171,13 @@ def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
         if boxes
     ]
     name = picture["module"] or picture["tensors"][0]
-    return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
+    return {
+        "name": name,
+        "kind": picture["kind"],
+        "status": STATUS_WORDS[picture["status"]],
+        "count": count,
+        "forms": drawn,
+    }
 
 
 def _group_by_name(
@@ -190,15 +198,14 @@ def _wrong_drift_points(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(value, what it is, tone) of each figure at the top."""
     stats: list[tuple[str, str, str]] = []
-    tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
-    titles = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
-    for status, tone in tones.items():
-        if count := sum(
-            ("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()
-        ):
-            stats.append((str(count), titles.get(status, status), tone))
+    tones = {"fused": "good", "folded": "good", "kept": "", "skipped": "warn"}
+    counts = Counter(STATUS_WORDS[norm["status"]] for norm in report.get("norms") or ())
+    stats += [(str(counts[word]), word, tone) for word, tone in tones.items() if counts[word]]
+    if told := [parse_finding(norm) for norm in report.get("norms") or () if "nodes_left" in norm]:
+        before = sum(f.count_nodes_before() for f in told)
+        stats.append((f"{before} → {sum(f.count_nodes_after() for f in told)}", "norm nodes", ""))
     if nodes := report.get("nodes"):
-        stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
+        stats.append((f"{nodes['before']} → {nodes['after']}", "all nodes", ""))
     if report.get("opset"):
         stats.append((str(report["opset"]), "opset", ""))
     if parity := report.get("parity"):

@@ -222,7 +222,9 @@ class RewriteLedger:
 
 def undone_finding(finding: Finding, reason: str) -> Finding:
     """What is told of a rewrite that was made and proved and is taken back."""
-    return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
+    return replace(
+        finding, status="undone", became="", reason=f"it was taken back: {reason}", nodes_left=None, written=()
+    )
 
 
 def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Finding:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ...errors import NEITHER, escape_line
-from ...findings.console_tables import file_title, make_table
+from ...findings.console_tables import Column, WordTable, file_title, make_table
 from .drift_outline import DRIFT, outline_drift
 
 if TYPE_CHECKING:
@@ -123,19 +121,21 @@ def _describe_inputs(parity: Comparison) -> str:
     return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"
 
 
-def _result_table(parity: Comparison, narrow: bool) -> Table:
+def _result_table(parity: Comparison, narrow: bool) -> WordTable:
     """Build the table of results; if ``narrow``, it fits 80 columns without breaking numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     told = [
         i
         for i, column in enumerate(parity.columns)
         if not (narrow and "file" in parity.columns and column == "max rel error")
     ]
-    for column in (parity.columns[i] for i in told):
-        fixed = column.endswith("error") or column in ("allowed", "verdict")
-        table.add_column(
-            column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed
+    columns = [
+        Column(
+            column.replace(" error", "\nerror") if narrow else column,
+            whole=column.endswith("error") or column in ("allowed", "verdict"),
         )
+        for column in (parity.columns[i] for i in told)
+    ]
+    table = make_table(*columns, padding=(0, 1) if narrow else (1, 1))
     bare = replace(parity, results=tuple(replace(result, reason="") for result in parity.results))
     for result, row in zip(parity.results, bare.rows(), strict=True):
         table.add_row(*(Text(row[i]) for i in told), style="" if result else "red")
