@@ -361,7 +361,7 @@ class ConversionOptions:
         "--metric",
         "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
         " stay float until it does. Repeatable.",
-        metavar=r"'\[OUT=]NAME>=X'",
+        metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     dynamic: bool = option_field(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -467,6 +468,33 @@ def test_help_fits_80_columns_and_shows_flags_as_flags(verb: list[str]) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     if verb:
         assert "--verbose" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "verb", [[command.name or getattr(command.callback, "__name__", "")] for command in cli.app.registered_commands]
+)
+def test_help_of_verb_shows_no_backslash_and_no_broken_sentence(verb: list[str]) -> None:
+    done = typer.testing.CliRunner().invoke(
+        cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80
+    )
+    assert "\\" not in done.stdout
+    lines = done.stdout.split("Arguments")[0].splitlines()
+    check_lines_are_full([line[1:].rstrip() for line in lines if "Usage" not in line], 78)
+
+
+def test_list_of_verbs_breaks_no_sentence() -> None:
+    done = typer.testing.CliRunner().invoke(
+        cli.app, ["-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80
+    )
+    cells = [line.strip("│")[11:].rstrip() for line in done.stdout.split("Commands")[1].splitlines()[1:-2]]
+    check_lines_are_full(cells, 66)
+
+
+def check_lines_are_full(lines: list[str], width: int) -> None:
+    """A line that does not end a sentence has no room for the next word."""
+    for line, after in pairwise(lines):
+        if line and after and not line.endswith("."):
+            assert len(line) + 1 + len(after.split()[0]) > width, (line, after)
 
 
 def test_profiles_sizes_and_dims_mean_one_thing_in_all_verbs() -> None:

@@ -61,14 +61,14 @@ class ComparisonOptions:
         None,
         "--tolerance",
         "|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
-        metavar=r"\[OUT=]ABS:REL",
+        metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
         "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
-        metavar=r"'\[OUT=]NAME>=X'",
+        metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     policy: PathLike | None = option_field(

@@ -194,11 +194,11 @@ def test_a_result_without_a_model_says_so(result: ExportResult) -> None:
 
 
 def test_results_print_as_the_command_line_does(result: ExportResult, net: Net) -> None:
-    assert "fused LayerNormalization(axis=-1" in str(result)
+    assert "fused into LayerNormalization(axis=-1" in str(result)
     assert str(result).splitlines()[-1].startswith("1 fused;")
     assert len(repr(result)) < 4000, "the weights are no part of it"
     summary, parity = normdeploy.inspect(net, X), normdeploy.verify(result, seeds=1)
-    assert "would fuse it" in str(summary)
+    assert "would be fused into" in str(summary)
     assert str(parity).splitlines()[-1].startswith("verified")
     assert "nothing to find" in str(normdeploy.bisect(result, seeds=1))
     assert "float32[4, 8]" in str(normdeploy.run(result))
