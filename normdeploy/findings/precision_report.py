@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .rendering import ShortRepr
 
-@dataclass(frozen=True)
-class Float32Region:
+
+@dataclass(frozen=True, repr=False)
+class Float32Region(ShortRepr):
     """One reason to keep a node, and what is kept with it, in float32.
 
     ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
@@ -22,9 +24,13 @@ class Float32Region:
     value: float | None = None
     nodes: tuple[str, ...] = ()
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.kind}, {self.op} {self.module or self.tensor!r}, {len(self.nodes)} nodes: {self.reason}"
 
-@dataclass(frozen=True)
-class PrecisionReport:
+
+@dataclass(frozen=True, repr=False)
+class PrecisionReport(ShortRepr):
     """What became of a model's precision.
 
     ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating
@@ -44,3 +50,7 @@ class PrecisionReport:
     inputs: dict[str, str]
     outputs: dict[str, str]
     notes: tuple[str, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.to}: {self.kept} of {self.nodes} floating nodes in float32, {self.casts} Casts"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .records import Certificate
+from .rendering import ShortRepr
 
 
-@dataclass(frozen=True)
-class Migration:
+@dataclass(frozen=True, repr=False)
+class Migration(ShortRepr):
     """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
 
     ``kind``: "gamma and beta", "smooth", "shift"; of a stream "center" (the mean taken off by all that write it) and
@@ -27,9 +28,13 @@ class Migration:
     alpha: float | None = None
     certificate: Certificate | None = None
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.status}, {self.kind} of {self.norm!r}{f': {self.reason}' if self.reason else ''}"
 
-@dataclass(frozen=True)
-class LayerReport:
+
+@dataclass(frozen=True, repr=False)
+class LayerReport(ShortRepr):
     """One linear layer or convolution with a constant weight."""
 
     # its result, by which it is named
@@ -57,6 +62,11 @@ class LayerReport:
     migrated: tuple[str, ...] = ()
     # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
     error: float | None = None
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        kinds = "; ".join(filter(None, (self.weight, self.activation, self.reason)))
+        return f"{self.status}, {self.op} {self.module or self.tensor!r}{f': {kinds}' if kinds else ''}"
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,8 @@ class LayerExclusion:
     after: float
 
 
-@dataclass(frozen=True)
-class QuantizationReport:
+@dataclass(frozen=True, repr=False)
+class QuantizationReport(ShortRepr):
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
     "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
 
@@ -118,3 +128,10 @@ class QuantizationReport:
     notes: tuple[str, ...] = ()
     # empty without samples
     moved: tuple[OutputDrift, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        count = sum(layer.status == "quantized" for layer in self.layers)
+        missed = sum(not metric.met for metric in self.judged)
+        verdict = f"{missed} of {len(self.judged)} metrics NOT met; " if missed else ""
+        return f"{verdict}{self.to} for {self.runtime}: {count} of {len(self.layers)} linear layers"

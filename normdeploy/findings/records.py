@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from .rendering import Renderable, make_printable
+from .rendering import Renderable, ShortRepr, make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,8 +17,8 @@ Status = Literal["fused", "folded", "kept", "refused", "undone"]
 Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(ShortRepr):
     """What stands behind one rewrite (docs/certificates.md).
 
     ``identity`` decides. ``method`` "exact": the subgraph before and the nodes after are one function at every input
@@ -52,6 +52,18 @@ class Certificate:
     why: str = ""
     # the tensor that shows it
     culprit: str = ""
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        verdict = "proved" if self.identity else "NOT proved"
+        if self.method == "exact":
+            how = f"exact, {self.cases} points, error 2^-{self.bits}"
+        else:
+            how = f"float64, error {self.error:.1g} of {self.bound:.1g} allowed, {self.cases} inputs"
+        checked = {True: "; checked in onnxruntime", False: "; inaccurate in onnxruntime", None: ""}[
+            self.is_rounding_ok
+        ]
+        return f"{verdict}, {how}{checked}{f'; {self.note}' if self.note else ''}"
 
     @property
     def is_rounding_ok(self) -> bool | None:
@@ -157,8 +169,8 @@ class RuntimeSupport:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(ShortRepr):
     """One normalization of the model and what became of it.
 
     ``status``: ``fused`` (one standard node now), ``folded`` (into a neighbour, or one scale and shift), ``kept`` (was
@@ -226,6 +238,11 @@ class Finding:
     # filled by ``inspect``
     runtimes: tuple[RuntimeSupport, ...] = ()
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        result = "; ".join(filter(None, (self.became, self.reason)))
+        return f"{self.status}, {self.kind} {self.module or self.tensor!r}{f': {result}' if result else ''}"
+
     def count_nodes_before(self) -> int:
         """Count the nodes that spell the norm in the file that was read.
 
@@ -255,8 +272,8 @@ class ExplainedNode:
     mark: str = ""
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(ShortRepr):
     """Why something was fused or not (``--explain``)."""
 
     # as asked for
@@ -270,9 +287,14 @@ class Explanation:
     # how far recognition came, and what else was tried
     said: tuple[str, ...]
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        found = self.finding.summarize() if self.finding is not None else "no norm found"
+        return f"{self.name!r}: {found}; {len(self.way)} nodes from {self.start!r}"
 
-@dataclass(frozen=True)
-class QuantizedLayer:
+
+@dataclass(frozen=True, repr=False)
+class QuantizedLayer(ShortRepr):
     """A linear layer or convolution of a file, and how far it is quantized.
 
     ``status``: "quantized" (weight and input), "weight" (alone), "activation" (the input alone), "float". What does not
@@ -304,6 +326,11 @@ class QuantizedLayer:
     # where it is not in the main graph, as of a finding
     place: str = ""
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        kinds = ", ".join(filter(None, (self.weight, self.activation)))
+        return f"{self.status}, {self.op} {self.module or self.tensor!r}{f': {kinds}' if kinds else ''}"
+
 
 @dataclass(frozen=True)
 class DiagramBox:
@@ -317,8 +344,8 @@ class DiagramBox:
     own: bool = False
 
 
-@dataclass(frozen=True)
-class NormDiagram:
+@dataclass(frozen=True, repr=False)
+class NormDiagram(ShortRepr):
     """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or
     is folded away)."""
 
@@ -331,8 +358,13 @@ class NormDiagram:
     before: tuple[DiagramBox, ...]
     after: tuple[DiagramBox, ...]
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        boxes = f"{len(self.before)} boxes before, {len(self.after)} after"
+        return f"{self.kind} {self.module or self.tensors[0]!r}, {self.status}: {boxes}"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Summary(Renderable):
     """The passes' account of one graph."""
 
@@ -352,6 +384,12 @@ class Summary(Renderable):
     # op type -> nodes of the main graph
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        from .norm_tables import describe_totals
+
+        return describe_totals(self)
 
     @property
     def norm_nodes(self) -> tuple[int, int]:

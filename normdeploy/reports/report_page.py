@@ -72,6 +72,7 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
             dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None}
         ),
         "subject": _subject_names(files) or report["verb"],
+        "output": _output_name(files),
         "stats": _headline_figures(report),
         "done": TruncatedRows.truncate_rows([row for row in rows if row.status not in _LEFT]),
         "left": TruncatedRows.truncate_rows([row for row in rows if row.status in _LEFT]),
@@ -98,6 +99,13 @@ def _subject_names(files: Mapping[str, str]) -> str:
     return ", ".join(Path(path).name for role, path in files.items() if own and role.partition(" ")[0] == own)
 
 
+def _output_name(files: Mapping[str, str]) -> str:
+    """Return the name of the file that the verb wrote, "" if there is none or the page is about it alone."""
+    if "output" not in files or not any(role in files for role in _SUBJECT[:-1]):
+        return ""
+    return Path(files["output"]).name
+
+
 def _describe_machine_load(race: Mapping[str, Any]) -> str:
     """How many cores a race had, and how many processes wanted them."""
     machine = race.get("machine") or {}
@@ -120,7 +128,11 @@ def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
 
 
 def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
-    """Section -> its plots."""
+    """Draw the plots of each section; a plot of one dot is left out, because a table says as much.
+
+    Returns:
+        section -> its plots.
+    """
     from . import plots, quantization_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
@@ -132,23 +144,26 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     drawn += [
         ("certificates", plot(some))
         for plot, some in ((plots.plot_proof_errors, exact), (plots.plot_identity_errors, others))
-        if some
+        if len(some) > 1
     ]
-    if certificates:
+    if sum(c["rounding_after"] is not None for c in certificates) > 1:
         drawn.append(("certificates", plots.plot_rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.plot_op_counts(ops["before"], ops["after"])))
     layers = (report.get("quantization") or {}).get("layers") or ()
     drawn += [
-        ("quantization", quantization_plots.plot_ranges(layers)),
-        ("quantization", quantization_plots.plot_costs(layers)),
+        ("quantization", plot(layers))
+        for plot, key in ((quantization_plots.plot_ranges, "low"), (quantization_plots.plot_costs, "error"))
+        if sum(layer[key] is not None for layer in layers) > 1
     ]
     runs = _group_by_name(
         (report.get("parity") or {}).get("drift") or (),
         lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))),
     )
     drawn += [
-        ("drift", plots.plot_drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])
+        ("drift", plots.plot_drift(name, points, i))
+        for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])
+        if len(points) > 1
     ]
     races = _group_by_name([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
     drawn += [

@@ -1,7 +1,7 @@
 """Drawings of matplotlib as elements of a page: its colours, its fonts, and no ids that could meet others.
 
 They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
-wide as a phone; a wide screen shows it larger. The same numbers always give the same text.
+wide as the page; a phone scrolls it. The same numbers always give the same text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
 }
-# inches: 302 points, a phone's width
-_WIDTH = 4.2
+# Inches: 720 points, the page's width.
+_WIDTH = 10
 
 
 @contextmanager

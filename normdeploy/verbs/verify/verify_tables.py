@@ -108,6 +108,15 @@ def describe_verdict(parity: Comparison) -> str:
     return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 
 
+def summarize_verdict(parity: Comparison) -> str:
+    """Describe the verdict and the inputs that it rests on.
+
+    Returns:
+        for example "verified on 34 inputs against the model in float64".
+    """
+    return describe_verdict(parity) + _describe_inputs(parity)
+
+
 def _describe_inputs(parity: Comparison) -> str:
     count = len(parity.cases)
     if parity.word:
@@ -149,13 +158,20 @@ def parts_verdict(result: PartsComparison) -> Text:
         one line for each note, then one line with the verdict.
     """
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
+    return Text(notes, style="yellow").append(escape_line(summarize_parts(result)), style="green" if result else "red")
+
+
+def summarize_parts(result: PartsComparison) -> str:
+    """Summarize all files of a ``PartsComparison``.
+
+    Returns:
+        the verdict, with the names of files that fail.
+    """
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
     if failing:
-        verdict = f"{len(failing)} of {count} parts fail: {escape_line(', '.join(failing))}"
-    else:
-        verdict = f"all {count} parts are verified"
-    return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
+        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}"
+    return f"all {count} parts are verified"
 
 
 def show_parts(console: Console, result: PartsComparison) -> None:
