@@ -34,7 +34,7 @@ class Float32Region(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class PrecisionReport(ShortRepr):
-    """What became of a model's precision.
+    """Result of a conversion to half precision.
 
     Attributes:
         to: "fp16" or "bf16".

@@ -11,7 +11,7 @@ from .rendering import ShortRepr
 
 @dataclass(frozen=True, repr=False)
 class Migration(ShortRepr):
-    """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
+    """Factor or shift that moved from a norm into the linear layers after it, before any rounding.
 
     Attributes:
         kind: "gamma and beta", "smooth" or "shift"; for a residual stream "center" (every writer of the stream

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from .console_tables import make_table
+from .console_tables import WordTable, make_table
 from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 from .records import QuantizedLayer
 
@@ -42,7 +41,7 @@ def show_quantization(console: Console, account: QuantizationReport) -> None:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _layer_table(layers: Sequence[LayerReport]) -> Table:
+def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
     """Build a table with similar layers on one line. The error, range and scale of each layer are in the report and on
     the page.
     """
@@ -76,7 +75,7 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
     return list(lots.values())
 
 
-def _metric_table(judged: Sequence[MetricReport]) -> Table:
+def _metric_table(judged: Sequence[MetricReport]) -> WordTable:
     told = make_table("output", "metric", "quantized", "float32", "wanted", "")
     for j in judged:
         if j.met:
@@ -87,7 +86,7 @@ def _metric_table(judged: Sequence[MetricReport]) -> Table:
     return told
 
 
-def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
+def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> WordTable:
     told = make_table("left in float", "metric", "before", "after")
     for e in exclusions:
         told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")

@@ -19,7 +19,7 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 @dataclass(frozen=True, repr=False)
 class Certificate(ShortRepr):
-    """What stands behind one rewrite (docs/certificates.md).
+    """Evidence for one rewrite (docs/certificates.md).
 
     ``identity`` decides. Method "exact": the subgraph before and the nodes after compute the same function for every
     input and size. This is shown at ``cases`` points of a finite field, and is wrong with a probability of at most
@@ -314,7 +314,7 @@ class Explanation(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class QuantizedLayer(ShortRepr):
-    """A linear layer or convolution of a file, and how far it is quantized.
+    """Linear layer or convolution of a file, and the extent of its quantization.
 
     Values that do not apply, or differ from channel to channel, are "" or null.
 
@@ -375,8 +375,11 @@ class DiagramBox:
 
 @dataclass(frozen=True, repr=False)
 class NormDiagram(ShortRepr):
-    """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or
-    is folded away)."""
+    """Graph around norms that look alike, as it is and as ``optimize`` would write it.
+
+    Attributes:
+        after: empty if the norms stay or are folded away.
+    """
 
     kind: str
     module: str

@@ -38,8 +38,11 @@ class ShortRepr:
 
 
 class Renderable(ShortRepr):
-    """A result of a verb. ``str(result)`` is its table in 120 columns, without colors and without a newline at the end;
-    a notebook shows the same with its colors."""
+    """Result of a verb.
+
+    ``str(result)`` is its table in 120 columns, without colors and without a newline at the end. A notebook shows the
+    same in color.
+    """
 
     def show(self, console: Console) -> None:
         """Print the tables that the command line prints."""

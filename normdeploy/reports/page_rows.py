@@ -119,7 +119,7 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
 
 
 def parse_finding(told: Mapping[str, Any]) -> Finding:
-    """The record that the report was made from."""
+    """Rebuild the finding from its object in the report."""
     known = {f.name: _freeze_value(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {
         "certificate": Certificate,

@@ -54,7 +54,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     """
     if document.get("schema") != SCHEMA:
         raise NormdeployError(
-            f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
+            f"can't make a page from this report: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
         )
     report = {
         name: sanitize_texts(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()

@@ -267,7 +267,7 @@ class RewriteLedger:
 
 
 def undone_finding(finding: Finding, reason: str) -> Finding:
-    """What is told of a rewrite that was made and proved and is taken back."""
+    """Return the finding of a rewrite that was proved, applied and taken back."""
     return replace(
         finding, status="undone", became="", reason=f"it was taken back: {reason}", nodes_left=None, written=()
     )
