@@ -1,13 +1,14 @@
-"""Activations spelled out by hand and the standard nodes that they become, in onnxruntime on the CPU: the ground on
-which `normdeploy.rewriting.activation_fusion` writes a node, or leaves one out.
+"""Compare hand-written activations with the standard nodes that replace them, in onnxruntime on the CPU. The results
+decide which nodes `normdeploy.rewriting.activation_fusion` writes.
 
-``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each is a module as people write it,
-exported by torch (opset 21), and the same file after `normdeploy.optimize`; both in five sessions, all in turns in
-random order, one thread, processor time, onnxruntime's optimizer on. A ratio is the mean of the node's sessions over
-that of the others, with the least and the most of a session; below 1 the node is faster. Errors are the largest
-differences from the module in float64, for inputs of a normal distribution times 3. Softplus, Mish and the sigmoid,
-which stay as they are, are timed beside the nodes that they might have become. It exits with 1 where a node takes
-longer than what it replaces.
+``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each activation is a module as people
+write it, exported by torch (opset 21), and the same file after `normdeploy.optimize`. Both run in five sessions, all in
+turns in random order, with one thread and onnxruntime's optimizer on; times are processor time. A ratio is the mean
+time of the node's sessions over that of the others, with the smallest and largest ratio of a session; below 1 the node
+is faster. Errors are the largest differences from the module in float64, for inputs of a normal distribution times 3.
+
+Softplus, Mish and the sigmoid stay unchanged; they are timed next to the nodes that could replace them. The script
+exits with 1 if a node is slower than the nodes it replaces.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results") / "activations.md"
-SESSIONS = 5  # two of one file differ by some per cent, for as long as they live
+# Two sessions of one file differ by a few percent, as long as they live.
+SESSIONS = 5
 SHAPES = ((128, 384), (128, 3072))
 ROUNDS = 40
 
@@ -57,7 +59,7 @@ LEFT: dict[str, tuple[Function, Function]] = {
 
 
 class Written(nn.Module):
-    """A function as a module."""
+    """Function as a module."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -68,19 +70,36 @@ class Written(nn.Module):
 
 
 def exported(function: Function, x: torch.Tensor) -> onnx.ModelProto:
+    """Export a function with torch.
+
+    Returns:
+        the model.
+    """
     program = torch.onnx.export(Written(function), (x,), dynamo=True, verbose=False, opset_version=21)
     assert program is not None
     return program.model_proto
 
 
 def session(proto: onnx.ModelProto) -> ort.InferenceSession:
+    """Open a session with one thread.
+
+    Returns:
+        the session.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def row(name: str, function: Function, other: Function | None, shape: tuple[int, int]) -> tuple[str, bool]:
-    """A line of the table, and whether the node that was written is no slower."""
+    """Time and compare one activation.
+
+    Args:
+        other: function to use as the node; None for the result of `normdeploy.optimize`.
+
+    Returns:
+        a row of the table, and whether the node is at least as fast.
+    """
     torch.manual_seed(0)
     x = 3 * torch.randn(*shape)
     before = exported(function, x)
@@ -110,6 +129,7 @@ def row(name: str, function: Function, other: Function | None, shape: tuple[int,
 
 
 def main() -> None:
+    """Measure all activations and write the table."""
     head = ["activation", "shape", "by hand", "node", "by hand, µs", "time of that", "error by hand", "error"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     all_faster = True

@@ -1,13 +1,13 @@
-"""What fusing, proving and cleaning up cost: normdeploy's export against the bare exporter's, in processor time and
-peak memory.
+"""Measure the cost of fusing, proving and cleaning up: normdeploy's export against the bare exporter's, in processor
+time and peak memory.
 
     python -m benchmarks.export_overhead [PAIRS] [PART OF A NAME …]        default: 3, all
 
 Each model is exported and saved by ``torch.onnx.export`` with its default optimizer and by ``normdeploy.export``, in
-turn, each time in a fresh process; what is timed is the call alone, with what it imports lazily. Models of timm need
-the environment of `make architectures`. Writes ``benchmarks/results/export_overhead.md`` and ``.json``. The bounds on
-time are on the ratio of the medians; of the peaks, which hold what Python and the libraries take, 1.1. Exits with 1
-where one is missed.
+turn, each time in a fresh process. Only the call is timed, including its lazy imports. Models of timm need the
+environment of `make architectures`. Writes ``benchmarks/results/export_overhead.md`` and ``.json``. The bounds on time
+apply to the ratio of the medians. The bound on the ratio of the memory peaks, which include Python and the libraries,
+is 1.1. Exits with 1 if a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -38,21 +38,35 @@ PEAK = 1.1
 
 
 def bert() -> nn.Module:
-    """110 M parameters, layer norms by hand."""
+    """Build a BERT of 110 M parameters with hand-written layer norms.
+
+    Returns:
+        the module.
+    """
     return MiniLM(30522, 512, 2, hidden=768, layers=12, heads=12, intermediate=3072, eps=1e-12)
 
 
 def sentences(batch: int) -> tuple[torch.Tensor, ...]:
+    """Make inputs of 16 tokens.
+
+    Returns:
+        ids and mask.
+    """
     return (torch.ones(batch, 16, dtype=torch.int64),) * 2
 
 
 def named(name: str) -> Subject:
+    """Find a subject by name.
+
+    Returns:
+        the subject.
+    """
     return next(s for s in (*SUBJECTS, *LIBRARIES) if s.name == name)
 
 
-MODELS: tuple[
-    tuple[Subject, float, int], ...
-] = (  # with the bound on the ratio of times, and how many norms are rewritten
+# With the bound on the ratio of times, and the number of norms that are rewritten.
+
+MODELS: tuple[tuple[Subject, float, int], ...] = (
     (Subject("BERT, 12 layers, norms by hand", bert, sentences, images=False), 1.2, 25),
     (pictured("ViT-B", "vit_base_patch16_224"), 1.15, 1),
     (named("ResNet-50 of timm"), 1.3, 53),
@@ -64,11 +78,21 @@ MODELS: tuple[
 
 
 def plain(net: nn.Module, args: tuple[Any, ...], dims: Any, path: Path) -> dict[str, float]:
+    """Export with torch.
+
+    Returns:
+        no stages.
+    """
     torch.onnx.export(net, args, path, dynamic_shapes=dims, dynamo=True, verbose=False)
     return {}
 
 
 def ours(net: nn.Module, args: tuple[Any, ...], dims: Any, path: Path) -> dict[str, float]:
+    """Export with normdeploy.
+
+    Returns:
+        seconds of each stage, and the number of rewrites.
+    """
     import normdeploy
 
     result = normdeploy.export(net, args, output=path, dynamic_shapes=dims)
@@ -85,7 +109,11 @@ EXPORTS: dict[str, Callable[[nn.Module, tuple[Any, ...], Any, Path], dict[str, f
 
 
 def one(name: str, exporter: str) -> dict[str, Any]:
-    """Export once in this process: processor seconds, and MiB at the peak."""
+    """Export once in this process.
+
+    Returns:
+        processor seconds, and MiB at the peak.
+    """
     subject = next(s for s, *_ in MODELS if s.name == name)
     net, args = subject.build(), subject.args(2)
     batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=512)
@@ -99,9 +127,15 @@ def one(name: str, exporter: str) -> dict[str, Any]:
 
 
 def measured(subject: Subject, bound: float, rewrites: int, pairs: int) -> dict[str, Any]:
+    """Export with both in turn, each in fresh processes.
+
+    Returns:
+        a row of the results.
+    """
     runs: dict[str, list[dict[str, Any]]] = {exporter: [] for exporter in EXPORTS}
     for _ in range(pairs):
-        for exporter, done in runs.items():  # in turn, so that whatever else the machine does hits both
+        # In turn, so that other load on the machine affects both.
+        for exporter, done in runs.items():
             command = [sys.executable, "-m", "benchmarks.export_overhead", "--one", subject.name, exporter]
             output = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
             if output.returncode:
@@ -123,6 +157,11 @@ def measured(subject: Subject, bound: float, rewrites: int, pairs: int) -> dict[
 
 
 def table(rows: list[dict[str, Any]], pairs: int) -> str:
+    """Format the results.
+
+    Returns:
+        Markdown.
+    """
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "onnx", "onnxscript"))
     lines = [
         *("# Export, beside torch's own", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""),
@@ -142,6 +181,11 @@ def table(rows: list[dict[str, Any]], pairs: int) -> str:
 
 
 def missed(rows: list[dict[str, Any]]) -> list[str]:
+    """List the exceeded bounds.
+
+    Returns:
+        a line for each.
+    """
     bounds = {"seconds": "time", "peak": "peak memory"}
     return [
         f"- {row['model']}: {what} {row['ratio'][k]:.2f} times torch's, at most {most}"
@@ -152,6 +196,7 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
+    """Measure the models, and write the table if all are measured."""
     pairs = int(arguments[0]) if arguments and arguments[0].isdigit() else 3
     wanted = arguments[1:] if arguments and arguments[0].isdigit() else arguments
     rows = []

@@ -1,12 +1,13 @@
-"""What the toolkit writes and says, taken down before a change of its structure and compared after it.
+"""Record the outputs and messages of the toolkit before a refactoring, and compare them afterwards.
 
     python -m benchmarks.frozen write FOLDER
-    python -m benchmarks.frozen compare FOLDER [--only TEXT]        exits with 1 where anything differs, and names it
+    python -m benchmarks.frozen compare FOLDER [--only TEXT]        exits with 1 and a list if anything differs
 
-Of each model in ``models/`` (every fifth spelling): the file that ``export`` writes, what ``optimize`` makes of torch's
-bare file for each runtime, with ``--fuse portable`` and in half precision, the findings of each and what ``inspect``
-says. Of the command line: the help of each verb and what it answers to wrong use. Seconds, the version of the machine
-and folders are left out. A move or a merge changes none of it; what a mend changes, the commit names.
+For each model in ``models/`` (every fifth spelling) it records: the file that ``export`` writes; the result of
+``optimize`` on torch's bare file for each runtime, with ``--fuse portable`` and in half precision; the findings of
+each; and the output of ``inspect``. For the command line it records the help of each verb and the answers to wrong
+usage. Seconds, the machine's version and folders are left out. A move or a merge changes none of this; if a fix does,
+its commit names the change.
 """
 
 from __future__ import annotations
@@ -72,11 +73,20 @@ GOOD = """<ir_version: 10, opset_import: ["": 21]> g (float[batch, 8] x) => (flo
 
 
 def cases() -> list[Case]:
+    """List the models.
+
+    Returns:
+        cases.
+    """
     return [*SMALL, *CASES, *LOOKALIKES, *SPELLINGS[::EVERY]]
 
 
 def of_models(only: str) -> Iterator[tuple[str, str]]:
-    """(name, what is to stay) of each model whose name holds ``only``, and way."""
+    """Yield (name, record) for each model whose name contains ``only``, and each way to run it.
+
+    Yields:
+        name, and text that must not change.
+    """
     for case in (c for c in cases() if only in c.name):
         args, shapes = export_args(case, dynamic=bool(case.dynamic))
         yield (
@@ -99,7 +109,7 @@ def of_models(only: str) -> Iterator[tuple[str, str]]:
 
 
 def _told(make: Callable[[], Any]) -> str:
-    """What is made, as text: a digest of the file, and all that is said of it; an error by its name and message."""
+    """Describe a result as text: a digest of the file and all findings; for an error its name and message."""
     try:
         made = make()
     except NormdeployError as error:
@@ -112,7 +122,7 @@ def _told(make: Callable[[], Any]) -> str:
 
 
 def _bare(proto: onnx.ModelProto) -> bytes:
-    """The file without what it remembers of versions, and of the folder that torch was called from (in its traces)."""
+    """Return the file without metadata on versions, and on the folder that torch was called from (in its traces)."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for holder in (copy, copy.graph, *copy.graph.node, *(n for f in copy.functions for n in f.node)):
@@ -131,11 +141,21 @@ def _plain(value: Any) -> Any:
 
 
 def of_the_command_line() -> Iterator[tuple[str, str]]:
+    """Yield (command, output) for help and wrong usage.
+
+    Yields:
+        command, and its exit code and output.
+    """
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(onnx.parser.parse_model(GOOD), f"{folder}/good.onnx")
         Path(folder, "text.onnx").write_text("no model")
 
         def said(arguments: tuple[str, ...]) -> str:
+            """Run a command in the temporary folder.
+
+            Returns:
+                exit code and output.
+            """
             done = subprocess.run(
                 [sys.executable, "-m", "normdeploy", *arguments],
                 capture_output=True,
@@ -153,6 +173,7 @@ def of_the_command_line() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
+    """Write or compare the record."""
     parser = argparse.ArgumentParser(prog="benchmarks.frozen")
     parser.add_argument("what", choices=("write", "compare"))
     parser.add_argument("folder", type=Path)

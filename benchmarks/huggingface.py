@@ -1,10 +1,10 @@
-"""Hugging Face folders out of the box: ``export`` and ``verify`` with no option besides the files, exit code 0 or not.
+"""Test Hugging Face folders out of the box: exit code of ``export`` and ``verify`` with no option besides the files.
 
     python -m benchmarks.huggingface [NAME...]        default: all families; the rows of those named replace older ones
 
 For each family a small model with random weights is saved as its users have it (``save_pretrained``), and the two
-commands are run on the folder in processes of their own. Needs transformers, which the project's own environment does
-not have, and no torchvision: ``make huggingface`` makes one like that and runs this. Writes
+commands run on the folder in separate processes. Needs transformers, which the project's own environment lacks, and no
+torchvision: ``make huggingface`` creates such an environment and runs this. Writes
 ``benchmarks/results/huggingface.md``.
 """
 
@@ -24,16 +24,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "huggingface.md"
-LIMIT = 600  # seconds for one command
+# Seconds for one command.
+LIMIT = 600
 HEAD = ["family", "options of export", "export", "verify", "seconds", "why not"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers with a small config.
+    """Class of transformers with a small config.
 
-    ``files``: each the options of ``export`` that make one file, () being what is made without any. ``preprocessor``:
-    what ``preprocessor_config.json`` says, where the folder has one.
+    Attributes:
+        files: for each file, the options of ``export`` that make it; () for none.
+        preprocessor: content of ``preprocessor_config.json``, if the folder has one.
     """
 
     name: str
@@ -48,7 +50,7 @@ def _of(name: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 def _nested(name: str, **parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A config of configs, given as dictionaries, as all versions take them."""
+    """Return a config of configs, given as dictionaries, which all versions accept."""
     return lambda transformers: getattr(transformers, name)(
         **{k: part(transformers).to_dict() for k, part in parts.items()}
     )
@@ -213,14 +215,19 @@ FAMILIES = (
 
 
 def made(family: Family, folder: Path) -> Path:
-    """The family's folder, its weights the same at each call."""
+    """Save the family's model; its weights are the same at each call.
+
+    Returns:
+        the folder.
+    """
     import torch
     import transformers
 
     torch.manual_seed(0)
     model = getattr(transformers, family.model)(family.config(transformers)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # the library starts gammas at 1 and betas at 0, which hide what is lost
+        # The library initializes gammas to 1 and betas to 0, which would hide lost ones.
+        for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     if family.preprocessor:
@@ -229,7 +236,11 @@ def made(family: Family, folder: Path) -> Path:
 
 
 def command(*arguments: str | Path) -> tuple[int, str, float]:
-    """Exit code, the last line that says why (or nothing), seconds."""
+    """Run a verb of normdeploy.
+
+    Returns:
+        exit code, the last line that gives a reason ("" for none), and seconds.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
     try:
@@ -251,6 +262,11 @@ def command(*arguments: str | Path) -> tuple[int, str, float]:
 
 
 def rows(family: Family) -> list[list[str]]:
+    """Export and verify each file of a family.
+
+    Returns:
+        rows of the table.
+    """
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = made(family, Path(scratch) / "model")
@@ -268,7 +284,11 @@ def rows(family: Family) -> list[list[str]]:
 
 
 def older() -> dict[str, list[list[str]]]:
-    """The rows of the table that was written last, by family."""
+    """Read the rows of the last table.
+
+    Returns:
+        family -> rows.
+    """
     found: dict[str, list[list[str]]] = {}
     for line in RESULT.read_text().splitlines() if RESULT.exists() else ():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -278,6 +298,11 @@ def older() -> dict[str, list[list[str]]]:
 
 
 def main() -> int:
+    """Measure the families and write the table.
+
+    Returns:
+        exit code.
+    """
     known = {f.name for f in FAMILIES}
     if unknown := [name for name in sys.argv[1:] if name not in known]:
         sys.exit(f"no family {unknown[0]!r}; there are {', '.join(sorted(known))}")

@@ -1,14 +1,16 @@
-"""Speed of the fused kernels on a GPU, beside torch and, where they are installed, Liger-Kernel and quack.
+"""Measure the speed of the fused kernels on a GPU, against torch and, if installed, Liger-Kernel and quack.
 
     python benchmarks/kernels.py [--ops NAME ...] [--dtypes fp16 bf16 fp32] [--mib 256] [--dry-run]
 
-For each op, type and size: the time of one call by events around it, the median of many, over buffers that are rotated
-so that nothing is found in the cache (together at least four times the L2); while the GPU works through the calls,
-nothing waits for Python. ``share`` is the bytes that have to be read and written, over the time, over the bandwidth of
-a device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` what
-TensorRT would choose. All compute the same in one run, outputs compared. Writes ``benchmarks/results/kernels.json``,
-``kernels.md`` and, where matplotlib is at hand, ``kernels.png``. Two options need no GPU: ``--dry-run``
-compiles every kernel and lists the runs, ``--page`` writes the page and the plot from ``kernels.json``.
+For each op, type and size, events measure the time of one call, the median of many. Buffers are rotated so that nothing
+is found in the cache (together at least four times the L2). The GPU is kept busy while the calls are queued, so it
+never waits for Python. ``share`` is the bytes that must be read and written, over the time, over the bandwidth of a
+device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` is
+TensorRT's choice. All contestants compute the same in one run, and their outputs are compared.
+
+Writes ``benchmarks/results/kernels.json``, ``kernels.md`` and, if matplotlib is installed, ``kernels.png``. Two options
+need no GPU: ``--dry-run`` compiles every kernel and lists the runs, ``--page`` writes the page and the plot from
+``kernels.json``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from normdeploy_plugins.ops import BY_NAME
 RESULTS = Path(__file__).parent / "results"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 STORED = DTYPES | {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
-# Of the ops that quantize one of each kind: a given scale, and a scale made of each row.
+# Of the ops that quantize, one of each kind: a given scale, and a scale for each row.
 QUANTIZING = ("LayerNormQuantize", "RMSNormDynamicQuantize")
 REPEATS = 60
 EPS = 1e-5
@@ -42,7 +44,12 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """One op at one size: ``shapes`` of its inputs and the attributes; ``others`` computes the same by other means."""
+    """One op at one size.
+
+    Attributes:
+        shapes: of the inputs.
+        others: contestants that compute the same.
+    """
 
     op: str
     shapes: tuple[tuple[int, ...], ...]
@@ -52,9 +59,15 @@ class Trial:
 
     @property
     def size(self) -> str:
+        """Return the shape of x as text."""
         return "x".join(map(str, self.shapes[0]))
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Describe inputs and outputs.
+
+        Returns:
+            inputs and outputs.
+        """
         op = BY_NAME[self.op]
         inputs = [
             Tensor(shape, "fp32" if kind == "F" else self.dtype)
@@ -63,11 +76,21 @@ class Trial:
         return inputs, op.output_tensors(inputs, self.attributes)
 
     def bytes(self) -> int:
+        """Count the bytes of inputs and outputs.
+
+        Returns:
+            number of bytes.
+        """
         inputs, outputs = self.tensors()
         return sum(torch.Size(t.shape).numel() * ITEMSIZE[t.dtype] for t in (*inputs, *outputs))
 
 
 def installed(name: str, function: str) -> Any:
+    """Import a function of an optional library.
+
+    Returns:
+        the function, or None if the library is not installed.
+    """
     import importlib
 
     try:
@@ -80,21 +103,34 @@ _WIDE: dict[int, torch.Tensor] = {}
 
 
 def wide(t: torch.Tensor) -> torch.Tensor:
-    """A parameter in fp32, converted once: quack's LayerNorm takes nothing else."""
+    """Convert a parameter to fp32, once; quack's LayerNorm accepts nothing else.
+
+    Returns:
+        the parameter in fp32.
+    """
     if t.data_ptr() not in _WIDE:
         _WIDE[t.data_ptr()] = t.float()
     return _WIDE[t.data_ptr()]
 
 
 def contestants(eager: Call, more: dict[str, Call | None]) -> dict[str, Call]:
+    """Collect the calls to time.
+
+    Returns:
+        name -> call, without those that are not installed.
+    """
     return {"eager": eager, "compile": torch.compile(eager, dynamic=False)} | {
         name: call for name, call in more.items() if call
     }
 
 
 def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
-    """The grid: rows of 768 to 16,384 columns, and the group norms of Stable Diffusion, each with at least ``mib``
-    MiB in x."""
+    """Yield the grid: rows of 768 to 16,384 columns, and the group norms of Stable Diffusion, each with at least
+    ``mib`` MiB in x.
+
+    Yields:
+        trials.
+    """
     layer_norm, rms_norm = torch.nn.functional.layer_norm, torch.nn.functional.rms_norm
     liger_ln, liger_rms = (
         installed("liger_kernel.ops.layer_norm", "LigerLayerNormFunction"),
@@ -103,20 +139,45 @@ def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
     quack_rms, quack_ln = installed("quack", "rmsnorm"), installed("quack.rmsnorm", "layernorm_fwd")
 
     def add_layer_norm(x: Any, r: Any, g: Any, b: Any) -> Any:
+        """Add and normalize with torch.
+
+        Returns:
+            norm and sum.
+        """
         total = x + r
         return layer_norm(total, g.shape, g, b, EPS), total
 
     def add_rms_norm(x: Any, r: Any, g: Any) -> Any:
+        """Add and normalize with torch.
+
+        Returns:
+            norm and sum.
+        """
         total = x + r
         return rms_norm(total, g.shape, g, EPS), total
 
     def modulated(x: Any, scale: Any, shift: Any) -> Any:
+        """Normalize and modulate with torch.
+
+        Returns:
+            like x.
+        """
         return layer_norm(x, x.shape[-1:], eps=EPS) * (1 + scale) + shift
 
     def to_int8(x: Any, g: Any, b: Any, scale: Any) -> Any:
+        """Normalize and quantize with torch.
+
+        Returns:
+            int8.
+        """
         return (layer_norm(x, g.shape, g, b, EPS).float() / scale).round().clamp(-128, 127).to(torch.int8)
 
     def to_fp8(x: Any, g: Any) -> Any:
+        """Normalize and quantize by row with torch.
+
+        Returns:
+            FP8 values and scales.
+        """
         y = rms_norm(x, g.shape, g, EPS).float()
         scale = y.abs().amax(-1, keepdim=True).clamp(min=EPS) / 448
         return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
@@ -182,13 +243,28 @@ def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
 
 
 def images(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
+    """Yield the trials of norms of images.
+
+    Yields:
+        trials.
+    """
     functional = torch.nn.functional
     group = {"epsilon": EPS, "num_groups": 32, "channels_last": 0}
 
     def channels(x: Any, g: Any, b: Any) -> Any:
+        """Normalize over the channels with torch.
+
+        Returns:
+            like x.
+        """
         return functional.layer_norm(x.permute(0, 2, 3, 1), g.shape, g, b, EPS).permute(0, 3, 1, 2)
 
     def last(x: Any, g: Any, b: Any) -> Any:
+        """Apply a group norm and SiLU to channels-last data with torch.
+
+        Returns:
+            like x.
+        """
         return functional.silu(functional.group_norm(x.permute(0, 3, 1, 2), 32, g, b, EPS)).permute(0, 2, 3, 1)
 
     table: list[tuple[str, dict[str, Any], Call, bool]] = [
@@ -217,7 +293,11 @@ def images(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
 
 
 def launches(trial: Trial, capability: tuple[int, int]) -> Iterator[tuple[Tile, Launch, Any]]:
-    """Every tactic: the tile, the launch, and the compiled kernel."""
+    """Compile every tactic.
+
+    Yields:
+        the tile, the launch, and the compiled kernel.
+    """
     op: Op = BY_NAME[trial.op]
     inputs, outputs = trial.tensors()
     for tile in op.tiles(inputs, trial.attributes):
@@ -226,8 +306,12 @@ def launches(trial: Trial, capability: tuple[int, int]) -> Iterator[tuple[Tile, 
 
 
 def microseconds(call: Callable[[int], Any], rotations: int) -> float:
-    """Median time of ``call(i)``, i going round the buffers; the GPU is kept busy while the calls are queued, so it
-    never waits."""
+    """Time ``call(i)`` for i = 0, 1, … over the buffers. The GPU is kept busy while the calls are queued, so it never
+    waits.
+
+    Returns:
+        median in µs.
+    """
     for i in range(rotations):
         call(i)
     torch.cuda.synchronize()
@@ -242,28 +326,51 @@ def microseconds(call: Callable[[int], Any], rotations: int) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a device-to-device copy of 1 GiB reads and writes."""
+    """Measure a device-to-device copy of 1 GiB.
+
+    Returns:
+        bytes a second, read and written.
+    """
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * 2**30 / (1e-6 * microseconds(lambda _: target.copy_(source), 1))
 
 
 def tile_name(tile: Tile) -> str:
-    """As the page names a tactic: rows x elements / warps, L where it is looped over."""
+    """Name a tactic as on the page.
+
+    Returns:
+        rows x elements / warps, with L for a loop.
+    """
     return f"{tile.rows}x{tile.block}/{tile.warps}" + "L" * tile.loop
 
 
 def measured(trial: Trial, capability: tuple[int, int], bandwidth: float) -> dict[str, Any]:
+    """Time all tactics and contestants of a trial, and compare their outputs.
+
+    Returns:
+        a row of the results.
+    """
     inputs, outputs = trial.tensors()
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     rotations = max(2, -(-4 * cache // trial.bytes()))
 
     def filled(t: Tensor, index: int) -> torch.Tensor:
+        """Fill an input.
+
+        Returns:
+            tensor on the GPU.
+        """
         if t.shape == (1,):
             return torch.full(t.shape, 0.02, device="cuda", dtype=STORED[t.dtype])
         return torch.randn(t.shape, device="cuda", dtype=STORED[t.dtype]) + (1 if index else 0)
 
     def poisoned(t: Tensor) -> torch.Tensor:
+        """Fill an output with a value that no kernel writes.
+
+        Returns:
+            tensor on the GPU.
+        """
         return torch.full(t.shape, 85 if t.dtype == "i8" else torch.nan, device="cuda", dtype=STORED[t.dtype])
 
     sets = [[filled(t, i) for i, t in enumerate(inputs)] for _ in range(rotations)]
@@ -282,7 +389,8 @@ def measured(trial: Trial, capability: tuple[int, int], bandwidth: float) -> dic
         try:
             made = call(*sets[(REPEATS - 1) % rotations])
             times[name] = microseconds(lambda i, c=call: c(*sets[i]), rotations)
-        except Exception as error:  # a contestant that can't run at a size is named, and the rest goes on
+        # A contestant that can't run at a size is named, and the others go on.
+        except Exception as error:
             differences[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         first = made[0] if isinstance(made, tuple) else made
@@ -304,7 +412,11 @@ _PACKAGES = {"torch": "torch", "triton": "triton", "liger-kernel": "liger_kernel
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each contestant's package, or "not installed" if it is missing or its import fails."""
+    """List the versions of the packages.
+
+    Returns:
+        name -> version, or "not installed" if the package is missing or its import fails.
+    """
     import importlib
     from importlib import metadata
 
@@ -319,6 +431,7 @@ def versions() -> dict[str, str]:
 
 
 def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
+    """Plot the shares by op and type."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -342,7 +455,14 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
 
 
 def page(found: dict[str, Any], name: str = "kernels") -> str:
-    """Return the page of the measurements in ``name``.json: a summary of each op, then every row."""
+    """Write the page: a summary for each op, then every row.
+
+    Args:
+        name: of the JSON file and the plot, without suffix.
+
+    Returns:
+        Markdown.
+    """
     rows = found["rows"]
     names = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version != "not installed")
     missing = [name for name, version in found["versions"].items() if version == "not installed"]
@@ -389,7 +509,7 @@ def _cell(row: dict[str, Any], contestant: str) -> str:
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[str]:
-    """One line an op: the shares' range, and in how many rows torch is faster than ours."""
+    """Return one line for each op: the range of the shares, and the number of rows in which torch is faster."""
     lines = ["| op | rows | default | best | eager | compile | compile faster than default | than best |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for op, last in dict.fromkeys((r["op"], r["channels_last"]) for r in rows):
@@ -405,7 +525,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _lost(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows where torch.compile is faster than every tactic of ours, with the two shares."""
+    """List the rows in which torch.compile is faster than every tactic of ours, with both shares."""
     lost = [r for r in rows if _faster(r, "compile", "best")]
     names = [f"{r['op']} {r['dtype']} {r['size']}" for r in lost]
     shares = [f" ({r['share']['compile']:.0%}, ours {r['share']['best']:.0%})" for r in lost]
@@ -413,7 +533,7 @@ def _lost(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _faster(row: dict[str, Any], one: str, other: str) -> bool:
-    """Whether ``one`` took at least 3 % less time than ``other``; what lies closer is noise."""
+    """Check if ``one`` took at least 3 % less time than ``other``; smaller differences are noise."""
     times = row["microseconds"]
     return one in times and times[one] < 0.97 * times[other]
 
@@ -430,6 +550,7 @@ def publish(results: Path) -> None:
 
 
 def main() -> None:
+    """Run the trials, or only compile them or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     without = ("GroupNorm", "NormStatistics", "LayerNormApply", "GroupNormApply")
     default = [

@@ -1,11 +1,11 @@
-"""SIGKILL at random moments of export, optimize, build and package: what stands at the end.
+"""Kill export, optimize, build and package with SIGKILL at random moments, and check the output afterwards.
 
     python -m benchmarks.kills --kills 200 --verbs export optimize build package
 
-Each verb writes over its own earlier output, of two models in turn. Half of the kills are spread over the time that a
-run takes and a little more, half over the part of it in which it writes; they reach the process with all that it
-started. After each, the output must be what it was before or what the run writes, whole; after all, one more run must
-leave nothing in the folder but its output.
+Each verb overwrites its own earlier output, for two models in turn. Half of the kills are spread over the time of a run
+and a little more, half over the part in which it writes. A kill hits the process with all its children. After each kill
+the output must be the earlier one or the run's complete result. At the end, one more run must leave nothing in the
+folder but its output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pathlib import Path
 from tests.forked import Server, server
 
 RESULTS = Path(__file__).parent / "results" / "kills.md"
-SIZE = 1 << 21  # floats of each of the model's two weights: writing them takes a moment that a kill can hit
+# Floats of each of the model's two weights: writing them takes long enough for a kill to hit.
+SIZE = 1 << 21
 
 ENDS = ("left as before", "left the new output", "had ended before the kill")
 VERBS = {
@@ -40,18 +41,26 @@ VERBS = {
 
 @dataclass
 class Tally:
-    """What was seen of one verb."""
+    """Results for one verb.
+
+    Attributes:
+        seconds: of an undisturbed run.
+        most_left: largest number of files besides the output.
+        left: files besides the output after the last, complete run.
+    """
 
     verb: str
-    seconds: float  # of a run that was left alone
+    seconds: float
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    most_left: int = 0  # files besides the output, at worst
-    left: list[str] = field(default_factory=list)  # after the last, whole run
+    most_left: int = 0
+    left: list[str] = field(default_factory=list)
 
 
 def models(folder: Path) -> None:
-    """Two of ``N.pt`` with two norms and two weights, and ``N.onnx`` as another tool would write it: nothing fused."""
+    """Write two models: ``N.pt`` with two norms and two weights, and ``N.onnx`` as another tool would write it, with
+    nothing fused.
+    """
     import torch
 
     class Net(torch.nn.Module):
@@ -74,7 +83,11 @@ def models(folder: Path) -> None:
 
 
 def state(output: Path) -> str:
-    """A hash of the file, or of a folder's names and files; "" where there is none."""
+    """Hash a file, or a folder's names and files.
+
+    Returns:
+        hex digest; "" if it does not exist.
+    """
     files = (
         sorted(p for p in output.rglob("*") if p.is_file()) if output.is_dir() else [output] if output.exists() else []
     )
@@ -85,10 +98,15 @@ def state(output: Path) -> str:
 
 
 def readable(verb: str, output: Path) -> bool:
-    """Whether what stands there is whole, asked of its readers where the bytes of two runs may differ."""
+    """Check if the output is complete, by reading it; used if the bytes of two runs may differ.
+
+    Returns:
+        true if it is.
+    """
     if not output.exists():
         return False
-    if verb == "build":  # TensorRT-RTX's engines tell their length
+    # TensorRT-RTX's engines contain their length.
+    if verb == "build":
         return output.stat().st_size > SIZE and output.read_bytes()[1:4] == b"trt"
     if verb == "package":
         return any(output.rglob("config.pbtxt"))
@@ -98,14 +116,19 @@ def readable(verb: str, output: Path) -> bool:
 
 
 def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) -> Tally:
-    """Run ``verb`` until it was killed ``kills`` times; before each tenth run the output is taken away."""
+    """Run ``verb`` until it was killed ``kills`` times; before every tenth run the output is deleted.
+
+    Returns:
+        the results.
+    """
     output = folder / VERBS[verb][VERBS[verb].index("-o") + 1]
     output.parent.mkdir()
     commands = [[a.replace("MODEL", str(n)) for a in VERBS[verb]] for n in range(2)]
     whole, measured = set(), []
     tally = Tally(verb, 0)
     for number in itertools.count(-4):
-        if number < 0 or number % 25 == 0:  # left alone: the machine's load changes
+        # An undisturbed run, because the machine's load changes.
+        if number < 0 or number % 25 == 0:
             done = runs.run(*commands[number % 2], cwd=folder, watch=output.parent)
             if done.returncode:
                 raise SystemExit(f"{verb} fails without a kill: {done.stderr[-2000:]}")
@@ -123,7 +146,8 @@ def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) 
         else:
             writing = last.seconds - (
                 last.appeared or 0.9 * last.seconds
-            )  # the temporary may be gone before it is looked for
+                # The temporary file may vanish before it is read.
+            )
             done = runs.run(*commands[number % 2], cwd=folder, kill_after=rng.uniform(0, writing), watch=output.parent)
         after = state(output)
         if done.returncode not in (0, -signal.SIGKILL):
@@ -141,11 +165,20 @@ def kill(runs: Server, folder: Path, verb: str, kills: int, rng: random.Random) 
 
 
 def others(output: Path) -> list[str]:
-    """What stands in the folder besides the output."""
+    """List the files next to the output.
+
+    Returns:
+        names.
+    """
     return sorted(p.name for p in output.parent.iterdir() if p != output)
 
 
 def table(tallies: Sequence[Tally], seed: int) -> str:
+    """Format the results.
+
+    Returns:
+        Markdown.
+    """
     counts = [
         [
             f"{t.seconds:.2f}",
@@ -178,6 +211,7 @@ them.
 
 
 def main() -> None:
+    """Kill each verb and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,16 +1,16 @@
-"""A model of more than 2.2 GB through every stage: peak memory, bytes written, and how long the progress bar ever stood
-still.
+"""Run a model of more than 2.2 GB through every stage: peak memory, bytes written, and the longest pause of the
+progress bar.
 
     python benchmarks/large.py [GIGABYTES] [FOLDER]       default: 2.4, a temporary folder
 
-Linear layers and layer norms by hand, random weights in float32, saved as a .pt2; then ``export``, ``optimize``,
-``verify`` and ``build``, each a fresh process on a terminal of its own. The bar stands while neither its stage nor its
-length changes (its clock and its pulse go on). Memory is sampled every 50 ms over the process and its children from
-``smaps_rollup``: what they own (Pss_Anon + Pss_Shmem), and all that is mapped (Pss; pages of mapped files included,
-which the system takes back when it needs them). Written are the bytes of write calls. Writes
+The model has linear layers and hand-written layer norms with random float32 weights, saved as a .pt2. Then ``export``,
+``optimize``, ``verify`` and ``build`` run, each in a fresh process on its own terminal. The bar pauses while neither
+its stage nor its length changes (its clock and its pulse go on). Memory is sampled every 50 ms over the process and its
+children from ``smaps_rollup``: owned memory (Pss_Anon + Pss_Shmem), and everything mapped (Pss, which includes pages of
+mapped files that the system can reclaim). Written bytes are those of write calls. Writes
 ``benchmarks/results/large.md``.
 
-The measure: at most 3 × the model's size owned, at most one copy written at a step.
+The measure: at most 3 × the model's size owned, and at most one copy written per step.
 """
 
 from __future__ import annotations
@@ -56,8 +56,17 @@ max=8)},)), path)
 
 @dataclass
 class Seen:
-    """One step: seconds, bytes at their peaks, bytes written, stages that the bar named, seconds that it stood still at
-    most."""
+    """Measurements of one step.
+
+    Attributes:
+        owned: peak in bytes.
+        mapped: peak in bytes.
+        written: bytes.
+        stages: stages that the bar showed.
+        still: longest pause of the bar in seconds, and its stage.
+        status: exit code.
+        tail: end of the output.
+    """
 
     command: str
     seconds: float = 0.0
@@ -71,7 +80,11 @@ class Seen:
 
 
 def watch(arguments: list[str]) -> Seen:
-    """Run ``normdeploy`` on a terminal, reading its bar and its memory."""
+    """Run ``normdeploy`` on a terminal, and watch its bar and its memory.
+
+    Returns:
+        measurements.
+    """
     seen = Seen(" ".join(Path(a).name if os.sep in a else a for a in arguments))
     ours, theirs = pty.openpty()
     start = last = time.perf_counter()
@@ -90,7 +103,8 @@ def watch(arguments: list[str]) -> Seen:
         ready, _, _ = select.select([ours], [], [], 0.05)
         try:
             piece = os.read(ours, 1 << 16).decode(errors="replace") if ready else ""
-        except OSError:  # the terminal's other end is closed
+        # The terminal's other end is closed.
+        except OSError:
             break
         text = (text + piece)[-20_000:]
         for line in re.findall(
@@ -114,11 +128,11 @@ def _sample(pid: int, seen: Seen) -> None:
     owned = mapped = written = 0
     for one in _tree(pid):
         try:
+            # Includes children that have ended.
             sizes = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.M))
-            written += int(
-                re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0]
-            )  # with children that ended
-        except (OSError, IndexError):  # it has just ended
+            written += int(re.findall(r"^wchar: (\d+)", Path(f"/proc/{one}/io").read_text(), re.M)[0])
+        # The process has just ended.
+        except (OSError, IndexError):
             continue
         owned += 1024 * (int(sizes.get("Pss_Anon", 0)) + int(sizes.get("Pss_Shmem", 0)))
         mapped += 1024 * int(sizes.get("Pss", 0))
@@ -134,6 +148,11 @@ def _tree(pid: int) -> list[int]:
 
 
 def table(steps: list[Seen], size: int) -> str:
+    """Format the measurements.
+
+    Returns:
+        Markdown.
+    """
     rows = [
         "| step | seconds | peak owned | × size | peak mapped | written | longest stage without a step |",
         "|---|---|---|---|---|---|---|",
@@ -151,6 +170,11 @@ def table(steps: list[Seen], size: int) -> str:
 
 
 def main(gigabytes: float, folder: Path) -> int:
+    """Run all steps and write the table.
+
+    Returns:
+        exit code.
+    """
     layers = round(gigabytes * 1e9 / (4 * WIDTH * (WIDTH + 3)))
     model, file, again, engine = (folder / name for name in ("model.pt2", "model.onnx", "again.onnx", "model.engine"))
     subprocess.run([sys.executable, "-c", MAKE, str(WIDTH), str(layers), str(model)], check=True)

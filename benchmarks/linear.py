@@ -1,12 +1,12 @@
-"""Time and memory over the size of the graph: chains of MatMul and hand-written layer norms.
+"""Measure time and memory over the size of the graph: chains of MatMul and hand-written layer norms.
 
     python benchmarks/linear.py [--python OTHER] [NODES ...]        default: 5000 20000 100000
 
-Each tool runs alone in a process of its own, one after the other: graphsurgeon's import and export (the yardstick),
-``optimize``, and beside them onnxslim, onnxsim, onnxscript's optimizer and onnxruntime's offline optimization
-(extended), where ``OTHER`` (default: this interpreter) has them, each for at most two minutes. Seconds are processor
-time of the one thread that all are given, so that other work on the machine counts less; ``norms`` is how many norms
-are one node in the end. Writes ``benchmarks/results/linear.json`` and, where matplotlib is at hand, ``linear.png``.
+Each tool runs alone in a separate process, one after the other: graphsurgeon's import and export (the yardstick),
+``optimize``, and for comparison onnxslim, onnxsim, onnxscript's optimizer and onnxruntime's offline optimization
+(extended), if ``OTHER`` (default: this interpreter) has them. Each may take two minutes. Seconds are processor time of
+one thread, so that other load on the machine counts less; ``norms`` is the number of norms that end as one node. Writes
+``benchmarks/results/linear.json`` and, if matplotlib is installed, ``linear.png``.
 
 The measure: 100,000 nodes in at most 3 times graphsurgeon's time or 20 s, whichever is more, and in at most 4 times its
 memory.
@@ -34,14 +34,24 @@ RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 120
 NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization")
 WIDTH = 32
-BLOCK = 11  # nodes in a block: MatMul, then a layer norm in the (x − u)² spelling
+# Nodes in a block: MatMul, then a layer norm in the (x − u)² spelling.
+BLOCK = 11
 
 
 def chain(nodes: int) -> onnx.ModelProto:
-    """Blocks of MatMul and layer norm by hand at opset 18, the batch dynamic."""
+    """Build blocks of MatMul and hand-written layer norms at opset 18, with a dynamic batch.
+
+    Returns:
+        model of about ``nodes`` nodes.
+    """
     rng = np.random.default_rng(0)
 
     def const(name: str, value: np.ndarray) -> onnx.TensorProto:
+        """Make an initializer.
+
+        Returns:
+            the tensor.
+        """
         return onnx.numpy_helper.from_array(value, name)
 
     weights = [const(f"w{i}", (rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)) for i in range(4)]
@@ -77,36 +87,66 @@ def chain(nodes: int) -> onnx.ModelProto:
 
 
 def surgeon(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Import and export with graphsurgeon.
+
+    Returns:
+        the model.
+    """
     import onnx_graphsurgeon as gs
 
     return gs.export_onnx(gs.import_onnx(proto))
 
 
 def normdeploy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Optimize the norms.
+
+    Returns:
+        the model.
+    """
     from normdeploy.rewriting.norm_optimizer import optimize_norms
 
     return optimize_norms(proto)[0]
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Run onnxslim.
+
+    Returns:
+        the model.
+    """
     import onnxslim
 
     return onnxslim.slim(proto)
 
 
 def simplified(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Run onnxsim.
+
+    Returns:
+        the model.
+    """
     import onnxsim
 
     return onnxsim.simplify(proto)[0]
 
 
 def script(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Run onnxscript's optimizer.
+
+    Returns:
+        the model.
+    """
     import onnxscript.optimizer
 
     return onnxscript.optimizer.optimize(proto)
 
 
 def offline(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Run onnxruntime's offline optimization.
+
+    Returns:
+        the model.
+    """
     import onnxruntime as ort
 
     with tempfile.TemporaryDirectory() as folder:
@@ -127,14 +167,20 @@ TOOLS: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
     "onnxscript.optimizer": script,
     "onnxruntime offline, extended": offline,
 }
-OWN = ("graphsurgeon import + export", "normdeploy")  # run by this interpreter
+# Tools that this interpreter runs.
+OWN = ("graphsurgeon import + export", "normdeploy")
 
 
 def one(tool: str, nodes: int) -> dict[str, object]:
-    """Measure one tool on one size, in this process."""
+    """Measure one tool on one size, in this process.
+
+    Returns:
+        a row of the results.
+    """
     warm = chain(22)
     try:
-        TOOLS[tool](warm)  # imports are not counted
+        # Run once first, so that imports are not counted.
+        TOOLS[tool](warm)
     except ImportError:
         return {"said": "not installed"}
     proto = chain(nodes)
@@ -154,7 +200,11 @@ def one(tool: str, nodes: int) -> dict[str, object]:
 
 
 def apart(python: str, tool: str, nodes: int) -> dict[str, object]:
-    """``one`` in a process of its own."""
+    """Run ``one`` in a separate process.
+
+    Returns:
+        its row, or the reason for a failure.
+    """
     command = [python, __file__, "--one", tool, str(nodes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     try:
@@ -167,7 +217,11 @@ def apart(python: str, tool: str, nodes: int) -> dict[str, object]:
 
 
 def plot(rows: list[dict[str, object]], target: Path) -> bool:
-    """Processor time over nodes, both logarithmic."""
+    """Plot processor time over nodes, both logarithmic.
+
+    Returns:
+        whether matplotlib is installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -196,6 +250,7 @@ def plot(rows: list[dict[str, object]], target: Path) -> bool:
 
 
 def main() -> None:
+    """Measure all tools and sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--one", metavar="TOOL")

@@ -1,12 +1,12 @@
-"""Which form of each norm onnxruntime's CPU provider runs best, and how exactly: the table behind ``--runtime
+"""Find the form of each norm that onnxruntime's CPU provider runs best, and its accuracy: the table behind ``--runtime
 onnxruntime``.
 
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
-(`normdeploy.forms.measured_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with
-each size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest
-absolute differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image
-is behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
-units of the largest element cost, whichever is more.
+(`normdeploy.forms.measured_forms` describes how it chooses). It also writes ``benchmarks/results/norm_forms.md`` and
+``.json`` with each size. Times are medians with one thread, all forms of a norm in turns in random order. Errors are
+the largest absolute differences from float64, for standard normal inputs around an offset and for constant ones (0.3,
+like a zero image after a convolution with a bias). "allowed" is the larger of two values: twice the error of the
+decomposed form, and the error of statistics that are off by a few units of the largest element.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ CASES = (
 
 
 def session(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[ort.InferenceSession, Callable[[], object]]:
-    """A session of one thread, and the run of it on bound inputs."""
+    """Open a session with one thread.
+
+    Returns:
+        the session, and a function that runs it on bound inputs.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     made = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -80,13 +84,18 @@ def session(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[ort.I
 
 
 def measured(case: NormCase, rounds: int) -> dict[str, Any]:
-    """Times in microseconds, errors by offset, and what is allowed there."""
+    """Measure all forms of a case.
+
+    Returns:
+        times in microseconds, errors by offset, and the allowed errors.
+    """
     runs, refused = {}, {}
     for form in case.distinct_forms:
         try:
             runs[form] = session(case.make_model(form), case.feeds())
             runs[form][1]()
-        except Exception as error:  # onnxruntime's exceptions share no base class
+        # onnxruntime's exceptions share no base class.
+        except Exception as error:
             runs.pop(form, None)
             refused[form] = shorten_ort_error(error)
     timing = race_calls([call for _, call in runs.values()], rounds=rounds)
@@ -122,7 +131,11 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
 
 
 def rows(results: list[dict[str, Any]]) -> list[MeasuredForm]:
-    """The package's table: one row for each kind and form, all sizes together."""
+    """Build the package's table: one row for each kind and form, over all sizes.
+
+    Returns:
+        rows.
+    """
     found = []
     for kind, dtype in product(KINDS, ("float32", "float16", "float64")):
         own = [r["forms"] for r in results if (r["kind"], r["dtype"]) == (kind, dtype)]
@@ -134,6 +147,11 @@ def rows(results: list[dict[str, Any]]) -> list[MeasuredForm]:
 
 
 def table(results: list[dict[str, Any]], chosen: list[MeasuredForm]) -> str:
+    """Format the results.
+
+    Returns:
+        Markdown.
+    """
     lines = [
         "| norm | form | µs | time, of decomposed | " + " | ".join(LOOKED) + " |",
         "| --- | --- | --- | --- |" + " --- |" * len(LOOKED),
@@ -165,6 +183,7 @@ def table(results: list[dict[str, Any]], chosen: list[MeasuredForm]) -> str:
 
 
 def main() -> None:
+    """Measure all cases and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     rounds = parser.parse_args().rounds

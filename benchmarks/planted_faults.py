@@ -1,8 +1,9 @@
-"""Faults planted in a 12-layer encoder of MiniLM's size, and whether ``bisect`` names the right module, with its time.
+"""Plant faults in a 12-layer encoder of MiniLM's size, and check that ``bisect`` names the right module; measure its
+time.
 
 ``python -m benchmarks.planted_faults`` writes ``benchmarks/results/planted_faults.md``. Each fault is written into the
-exported file, in layer 5 of 0 to 11. The seconds are those of ``bisect`` and of writing the reproduction, one thread,
-on a machine that others used at the same time; beside them the processor's own.
+exported file, in layer 5 of 0 to 11. The seconds include ``bisect`` and the writing of the reproduction, with one
+thread, on a machine that others used at the same time. The processor's own seconds are given too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ COLUMNS = (
 
 
 class Layer(nn.Module):
-    """A post-norm encoder layer, (B, S, hidden)."""
+    """Post-norm encoder layer, (B, S, hidden)."""
 
     def __init__(self, hidden: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -53,7 +54,8 @@ class Layer(nn.Module):
         self.query, self.key, self.value, self.mix = (nn.Linear(hidden, hidden) for _ in range(4))
         self.up, self.down = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
         self.attention_norm, self.output_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        for norm in (self.attention_norm, self.output_norm):  # no two weights alike, or the exporter keeps one for both
+        # All weights differ, because the exporter stores equal ones once.
+        for norm in (self.attention_norm, self.output_norm):
             nn.init.uniform_(norm.weight, 0.5, 1.5)
             nn.init.uniform_(norm.bias, -0.5, 0.5)
 
@@ -87,6 +89,11 @@ class Encoder(nn.Module):
 
 
 def specs(vocabulary: int) -> list[str]:
+    """Describe the input.
+
+    Returns:
+        specifications for ``export``.
+    """
     return [f"ids:int64[batch,seq]{{0:{vocabulary}}}"]
 
 
@@ -95,12 +102,18 @@ DIMS = ["batch=1:2:4", "seq=4:16:32"]
 
 @dataclass(frozen=True)
 class Fault:
-    """``plant`` changes the file or makes another; ``module`` is where, with a place for the layer; ``before`` changes
-    the model."""
+    """Planted fault.
+
+    Attributes:
+        module: expected module, with a placeholder for the layer.
+        kind: expected kind.
+        plant: changes the file, or makes another one.
+        before: changes the model first.
+    """
 
     name: str
     module: str
-    kind: str  # that is to be named
+    kind: str
     plant: Callable[[onnx.ModelProto, int], onnx.ModelProto | None]
     before: Callable[[Encoder, int], None] | None = None
 
@@ -112,7 +125,7 @@ def _node(proto: onnx.ModelProto, module: str, op: str) -> onnx.NodeProto:
 def _weight(
     proto: onnx.ModelProto, node: onnx.NodeProto, index: int, change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Give ``node`` a weight of its own in the place of that input."""
+    """Replace one input of ``node`` by a changed copy of the weight."""
     (held,) = (t for t in proto.graph.initializer if t.name == node.input[index])
     name = f"{held.name}_planted"
     proto.graph.initializer.append(
@@ -149,15 +162,16 @@ def _residual(proto: onnx.ModelProto, layer: int) -> None:
 
 
 def _large(model: Encoder, layer: int) -> None:
-    """A feed-forward part whose inner values only float32 holds: a million on the way up, a millionth on the way
-    down."""
+    """Make inner values of a feed-forward part so large that only float32 can hold them: a million on the way up, a
+    millionth on the way down.
+    """
     with torch.no_grad():
         model.layers[layer].up.weight.mul_(1e5)
         model.layers[layer].down.weight.mul_(1e-5)
 
 
 def _overflow(proto: onnx.ModelProto, layer: int) -> onnx.ModelProto:
-    """Half precision by a calibration that never saw the large values: its weights were small."""
+    """Convert to half precision with a calibration that never saw the large values, because its weights were small."""
     calm = onnx.ModelProto()
     calm.CopyFrom(proto)
     up = _node(calm, f"layers.{layer}.up", "MatMul").input[1]
@@ -181,7 +195,7 @@ FAULTS = (
 
 
 def planted(fault: Fault, model: Encoder, layer: int, vocabulary: int, file: Path) -> None:
-    """``model``, changed where the fault needs it, and exported to ``file`` with the fault in it."""
+    """Export ``model`` to ``file`` with the fault in it; change the model first if the fault needs it."""
     if fault.before is not None:
         fault.before(model, layer)
     proto = normdeploy.export(model, inputs=specs(vocabulary), dims=DIMS).proto
@@ -189,7 +203,11 @@ def planted(fault: Fault, model: Encoder, layer: int, vocabulary: int, file: Pat
 
 
 def measured(fault: Fault, folder: Path) -> tuple[list[str], bool]:
-    """A row, and whether the module and the kind are right, in 60 s, and the script shows the error."""
+    """Bisect one fault.
+
+    Returns:
+        a row, and whether module and kind are right, within 60 s, and the script shows the error.
+    """
     model, file, repro = Encoder().eval(), folder / "planted.onnx", folder / f"repro-{fault.kind}".replace(" ", "-")
     planted(fault, model, LAYER, 1000, file)
     wall, processor = time.perf_counter(), time.process_time()
@@ -217,6 +235,7 @@ def measured(fault: Fault, folder: Path) -> tuple[list[str], bool]:
 
 
 def main() -> None:
+    """Plant all faults and write the table."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""Half precision of every model of the list and of the demo's encoder: errors beside eager's, types of TensorRT-RTX's
-network.
+"""Test half precision for every listed model and the demo's encoder: errors against eager's, and types of
+TensorRT-RTX's network.
 
-``python -m benchmarks.precision`` writes ``benchmarks/results/precision.md``. Errors are largest absolute differences
-from the float32 model in float64, on inputs that are half numbers, three seeds (the encoder: six sentences). "allowed"
-is twice the larger of eager's error in the type and of one rounding of the largest output. "stepwise" computes each
-node in float32 and rounds its result, as a GPU does; "onnxruntime" is its CPU provider, which has no bfloat16 kernels
-to speak of and computes float16 in float32 over whole stretches.
+``python -m benchmarks.precision`` writes ``benchmarks/results/precision.md``. Errors are the largest absolute
+differences from the model in float64, for inputs that are half-precision numbers, with three seeds (the encoder: six
+sentences). "allowed" is twice the larger of eager's error in the type and of one rounding of the largest output.
+"stepwise" computes each node in float32 and rounds its result, as a GPU does. "onnxruntime" is its CPU provider, which
+has almost no bfloat16 kernels and computes long stretches of float16 in float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = (
 
 @dataclass
 class Subject:
-    """A module and its inputs, one tuple for each seed."""
+    """Module and its inputs, one tuple for each seed."""
 
     name: str
     module: nn.Module
@@ -61,6 +61,11 @@ class Subject:
 
 
 def subjects() -> Iterator[Subject]:
+    """Yield the models.
+
+    Yields:
+        subjects.
+    """
     for case in (*SMALL, *CASES, *LOOKALIKES):
         yield Subject(case.name, case.make(), [samples(case, seed=seed) for seed in range(3)])
     specs = tuple(
@@ -70,7 +75,11 @@ def subjects() -> Iterator[Subject]:
 
 
 def measured(subject: Subject) -> Iterator[tuple[list[str], bool]]:
-    """A row for each type, and whether everything in it is as it should be."""
+    """Convert a model to each type and compare.
+
+    Yields:
+        a row for each type, and whether everything in it is right.
+    """
     wide = normdeploy.export(subject.module, subject.inputs[0], inputs=list(subject.specs)).proto
     for to in ("fp16", "bf16"):
         try:
@@ -88,7 +97,11 @@ def measured(subject: Subject) -> Iterator[tuple[list[str], bool]]:
 
 
 def compared(subject: Subject, proto: onnx.ModelProto, to: str) -> tuple[dict[str, float], float, float]:
-    """Errors by runtime, eager's error, and what is allowed."""
+    """Compare a half-precision file with the model.
+
+    Returns:
+        errors by runtime, eager's error, and the allowed error.
+    """
     runners: dict[str, Any] = {"stepwise": OrtRunner(emulate_half(proto), optimize=False)}
     if to == "fp16":
         runners |= {"off": OrtRunner(proto, optimize=False), "on": OrtRunner(proto)}
@@ -105,8 +118,11 @@ def compared(subject: Subject, proto: onnx.ModelProto, to: str) -> tuple[dict[st
 
 
 def network(proto: onnx.ModelProto) -> tuple[str, bool]:
-    """The layers of the network that TensorRT-RTX parses, by type, and whether all are of the types that the file
-    states."""
+    """Parse a file with TensorRT-RTX.
+
+    Returns:
+        number of layers by type, and whether all have the types that the file states.
+    """
     import tensorrt_rtx as trt
 
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
@@ -123,10 +139,16 @@ def network(proto: onnx.ModelProto) -> tuple[str, bool]:
 
 
 def run(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[np.ndarray]:
+    """Run a module in ``dtype``.
+
+    Returns:
+        outputs in float64.
+    """
+    # oneDNN's bfloat16 needs instructions that not every machine has.
     with (
         torch.no_grad(),
         torch.backends.mkldnn.flags(enabled=False),
-    ):  # oneDNN's bfloat16 needs instructions that not every machine has
+    ):
         found = copy.deepcopy(module).to(dtype)(*(x.to(dtype) if x.is_floating_point() else x for x in inputs))
     return [v.double().numpy() for v in (found if isinstance(found, list | tuple) else [found])]
 
@@ -134,7 +156,14 @@ def run(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -
 def numpied(
     proto: onnx.ModelProto, inputs: Sequence[torch.Tensor], floats: type | None = None
 ) -> dict[str, np.ndarray]:
-    """``inputs`` by the names and in the types of the file, floats in ``floats`` where given."""
+    """Convert inputs to the names and types of the file.
+
+    Args:
+        floats: type of floating inputs, instead of the file's.
+
+    Returns:
+        name -> array.
+    """
     found = {}
     for v, x in zip(proto.graph.input, inputs, strict=True):
         kind = onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)
@@ -143,11 +172,17 @@ def numpied(
 
 
 def worst(found: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """Find the largest error.
+
+    Returns:
+        error; infinite if there is a NaN.
+    """
     errors = [float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(found, reference, strict=True)]
     return float("inf") if any(np.isnan(errors)) else max(errors)
 
 
 def main() -> None:
+    """Measure the models; write the results only if all are measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="*", help="models; all where none is given, and only then the results are written"

@@ -1,13 +1,13 @@
-"""What ``--runtime onnxruntime`` writes against the exporter's own optimized file, in onnxruntime on the CPU with one
-thread.
+"""Race files of ``--runtime onnxruntime`` against the exporter's own optimized files, in onnxruntime on the CPU with
+one thread.
 
 ``python -m benchmarks.race`` exports every model of ``models/`` twice, by ``torch.onnx.export(dynamo=True,
-optimize=True)`` and by ``normdeploy.export``, compares both with the model in float64, and times them in turns in
-random order (`normdeploy.verbs.bench.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, where
-matplotlib is at hand, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the
+optimize=True)`` and by ``normdeploy.export``. It compares both with the model in float64, and times them in turns in
+random order (`normdeploy.verbs.bench.timing`). It writes ``benchmarks/results/race.json``, ``race.md`` and, if
+matplotlib is installed, ``race.png``; with ``--only`` the other models stay in them. "faster" is the median over the
 rounds of the exporter's time over ours in the same round, with its 95 % interval. Times are processor time of the one
-thread, which other work on the machine lengthens less than time by the clock. Three norms are also raced alone at usual
-sizes: the measures.
+thread, which other load on the machine affects less than wall time. Three norms are also raced alone at usual sizes:
+the measures.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from normdeploy.verbs.bench.machine_info import MachineInfo, describe_machine
 from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results")
-SLOWEST = 0.97  # of any model of the list
+# For any model of the list.
+SLOWEST = 0.97
 UNIT = 2.0**-24
 
 
 @dataclass
 class Subject:
-    """A module, its inputs, and how much faster it shall be."""
+    """Module, its inputs, and the speedup required."""
 
     name: str
     module: nn.Module
@@ -57,6 +58,11 @@ class Subject:
 
 
 def subjects() -> Iterator[Subject]:
+    """Yield the models.
+
+    Yields:
+        subjects.
+    """
     batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
     for name, build, shape, bound in (
         ("unbiased LayerNorm", lambda: UnbiasedLayerNorm(768), (8, 128, 768), 2.3),
@@ -72,7 +78,11 @@ def subjects() -> Iterator[Subject]:
 
 
 def measured(subject: Subject, rounds: int) -> dict[str, Any]:
-    """Times in microseconds, how much faster, and the errors of both relative to float64."""
+    """Export with both, compare and race.
+
+    Returns:
+        times in microseconds, the speedup, and both errors relative to float64.
+    """
     told: dict[str, Any] = {"model": subject.name, "bound": subject.bound}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         theirs, ours = Path(folder) / "theirs.onnx", Path(folder) / "ours.onnx"
@@ -99,7 +109,11 @@ def measured(subject: Subject, rounds: int) -> dict[str, Any]:
 
 
 def wide(subject: Subject) -> list[np.ndarray]:
-    """The model in float64."""
+    """Run the model in float64.
+
+    Returns:
+        outputs.
+    """
     inputs = [x.double() if x.is_floating_point() else x for x in subject.args]
     with torch.no_grad():
         found = copy.deepcopy(subject.module).double()(*inputs)
@@ -107,6 +121,11 @@ def wide(subject: Subject) -> list[np.ndarray]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
+    """Format the results.
+
+    Returns:
+        Markdown.
+    """
     head = (
         "model",
         "exporter's µs",
@@ -141,6 +160,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def plot(results: list[dict[str, Any]]) -> None:
+    """Plot the speedups."""
     try:
         import matplotlib
     except ImportError:
@@ -165,6 +185,7 @@ def plot(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    """Race the models and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", nargs="*", default=[], help="models with these names, and no others")
@@ -182,14 +203,15 @@ def main() -> None:
             continue
         try:
             results.append(measured(subject, given.rounds))
-        except Exception as error:  # one model that an exporter can't export ends no race
+        # A model that an exporter can't export does not end the race.
+        except Exception as error:
             results.append({"model": subject.name, "failed": " ".join(str(error).split())[:120]})
         print(json.dumps(results[-1]), flush=True)
     write(results, given.rounds, before)
 
 
 def write(results: list[dict[str, Any]], rounds: int, before: MachineInfo) -> None:
-    """What was measured now, beside what stands in the file of other models."""
+    """Write the new results, together with the file's results for other models."""
     held = json.loads((RESULTS / "race.json").read_text())["models"] if (RESULTS / "race.json").exists() else []
     every = {r["model"]: r for r in (*held, *results)}
     ordered = [every[s.name] for s in subjects() if s.name in every]

@@ -1,16 +1,19 @@
-"""What the fused kernels cost, counted on the CPU, and what share of the memory's bandwidth that allows: ESTIMATES.
+"""Count the cost of the fused kernels on the CPU, and derive the reachable share of memory bandwidth: ESTIMATES.
 
     python -m benchmarks.roofline [--types fp16] [--ops NAME ...]
 
-For every op and layout, with static and with dynamic sizes: what one block issues in the tests' emulator of PTX
-(accesses by width, instructions), and for each compute capability what ptxas says (registers, spilled bytes) and how
-many warps a multiprocessor then holds (the rules of NVIDIA's ``cuda_occupancy.h``). Nothing is timed, no GPU is asked.
+For every op and layout, with static and dynamic sizes, two things are counted. The tests' emulator of PTX counts what
+one block issues (accesses by width, instructions). For each compute capability, ptxas reports registers and spilled
+bytes, and the rules of NVIDIA's ``cuda_occupancy.h`` give the warps that a multiprocessor then holds. Nothing is timed,
+and no GPU is used.
 
 The share is that of a roofline (Williams, Waterman, Patterson, CACM 52(4), 2009): the time of the memory over the
-longest of three, which are the bytes that must be moved over the bandwidth; the instructions over four a clock and
-multiprocessor; and the bytes over those under way, by Little's law (Volkov, "Better performance at lower occupancy",
-GTC 2010): latency · bandwidth have to be, as many are as the resident warps load before they wait. The instructions are
-PTX's, of which ptxas makes others. It knows no cache, no tail of the last blocks, no wait of a reduction.
+longest of three times. The first is the bytes to move over the bandwidth. The second is the instructions over four per
+clock and multiprocessor. The third is the bytes over those in flight, by Little's law (Volkov, "Better performance at
+lower occupancy", GTC 2010): latency · bandwidth bytes must be in flight, and the resident warps load a limited number
+before they wait. The instructions are PTX's; ptxas translates them to others. The model ignores caches, the tail of the
+last blocks, and waits in reductions.
+
 Writes ``benchmarks/results/roofline.json``, ``.md`` and ``.png``.
 """
 
@@ -34,12 +37,18 @@ from tests.plugins.bindings.cases import HWC8, SIZES, Case, cases
 from tests.plugins.occupancy import LIMITS
 
 RESULTS = Path(__file__).parent / "results"
-LATENCY = 600e-9  # seconds from a load to its data; an assumption, measured values lie between 400 and 800 ns
+# Seconds from a load to its data. This is an assumption; measured values are between 400 and 800 ns.
+LATENCY = 600e-9
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Of the vendor's data sheets: bytes a second, multiprocessors, clock with boost in Hz."""
+    """GPU by the vendor's data sheet.
+
+    Attributes:
+        bandwidth: bytes a second.
+        clock: with boost, in Hz.
+    """
 
     name: str
     bandwidth: float
@@ -58,7 +67,16 @@ GPUS = {
 
 
 def share(gpu: Gpu, size: int, instructions: float, under_way: float) -> float:
-    """``size``: bytes to move; ``instructions``: of all warps; ``under_way``: bytes on one multiprocessor at once."""
+    """Compute the share of the bandwidth.
+
+    Args:
+        size: bytes to move.
+        instructions: of all warps.
+        under_way: bytes in flight on one multiprocessor.
+
+    Returns:
+        between 0 and 1.
+    """
     memory = size / gpu.bandwidth
     issue = instructions / (4 * gpu.multiprocessors * gpu.clock)
     waiting = size / (under_way * gpu.multiprocessors / LATENCY)
@@ -66,9 +84,15 @@ def share(gpu: Gpu, size: int, instructions: float, under_way: float) -> float:
 
 
 def measured(case: Case, tactic: int, capabilities: Iterable[tuple[int, int]] = ((9, 0),)) -> dict[str, Any]:
+    """Count one tactic.
+
+    Returns:
+        a row of the results.
+    """
     op, inputs, _ = case.call(SIZES[0])
     made = counted.kernel(case, (9, 0), tactic, SIZES[0])
-    blocks = range(case.attributes.get("splits", 1))  # parts of a row, of which the last may be empty
+    # Parts of a row; the last may be empty.
+    blocks = range(case.attributes.get("splits", 1))
     found = counted.issued(case, made, blocks)
     large = [t for t in made.tensors if math.prod(t.shape) == math.prod(inputs[0].shape)]
     size = sum(math.prod(t.shape) * ITEMSIZE[t.dtype] for t in made.tensors)
@@ -102,9 +126,15 @@ def measured(case: Case, tactic: int, capabilities: Iterable[tuple[int, int]] = 
 
 
 def rows(types: list[str], ops: list[str]) -> Iterator[dict[str, Any]]:
-    """Of each the tactic of the largest share on 9.0, the first of several: TensorRT takes the fastest by its clock."""
+    """Yield for each case the tactic with the largest share on 9.0, the first if several are equal; TensorRT takes the
+    fastest by its clock.
+
+    Yields:
+        rows.
+    """
     for case in cases(types):
-        if case.attributes.get("to") == "fp8":  # which two of the GPUs have not; int8 takes as much
+        # Two of the GPUs lack FP8, and int8 costs the same.
+        if case.attributes.get("to") == "fp8":
             continue
         letters = zip(case.types, BY_NAME[case.op].types, strict=False)
         if any(kind != case.types[0] and letter != "F" for kind, letter in letters) or (ops and case.op not in ops):
@@ -116,7 +146,11 @@ def rows(types: list[str], ops: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def widths(row: dict[str, Any]) -> str:
-    """The accesses to x and y, the widest first."""
+    """Describe the accesses to x and y, the widest first.
+
+    Returns:
+        text.
+    """
     words = []
     for name in ("x", "y"):
         kinds = {int(k.split(".")[2]): n for k, n in row["accesses"].items() if k.split(".")[0] == name}
@@ -125,6 +159,11 @@ def widths(row: dict[str, Any]) -> str:
 
 
 def page(found: list[dict[str, Any]]) -> str:
+    """Write the page.
+
+    Returns:
+        Markdown.
+    """
     gpus = ", ".join(f"{g.name} ({c[0]}.{c[1]})" for c, g in GPUS.items())
     spilled = sum(g["spilled"] for r in found for g in r["gpus"].values())
     lines = [
@@ -156,6 +195,7 @@ def page(found: list[dict[str, Any]]) -> str:
 
 
 def plot(found: list[dict[str, Any]], file: Path) -> None:
+    """Plot the shares of fp16 by GPU."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -178,6 +218,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
+    """Count all cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="+", choices=list(ITEMSIZE), default=["fp16"])
     parser.add_argument("--ops", nargs="+", default=[])

@@ -1,13 +1,15 @@
-"""Does ``verify`` cry wolf? 38 right nets of many kinds, exported with default options for 24 seeds each, and verified
-each.
+"""Count false alarms of ``verify``: 38 correct nets of many kinds, exported with default options for 24 seeds each, and
+verified.
 
 ``python -m benchmarks.verify_alarms [SEEDS] [--int8 RUNTIME]`` writes ``benchmarks/results/verify_alarms.md`` after
-each seed, with ``--int8`` ``verify_alarms_int8.md``; where it was cut short, the table says how many were verified.
-With ``--int8`` the nets are quantized for that runtime on 96 drawn inputs, and verified by the error budget of their
-steps; those that have nothing to quantize, or whose budget says nothing because it is larger than a quarter of the
-output, are counted as such and are no alarms. A seed makes the weights (and running statistics, scales and
-shifts of norms) and the inputs. A net counts as a false alarm where ``verify`` does not pass; the first reason is told.
-That the nets are right is an assumption: each is exported from the very model that it is compared with.
+each seed, with ``--int8`` ``verify_alarms_int8.md``. If the run is interrupted, the table says how many nets were
+verified. With ``--int8`` the nets are quantized for that runtime on 96 random inputs, and verified by the error budget
+of their quantization steps. Nets without anything to quantize, and nets whose budget exceeds a quarter of the output
+and so decides nothing, are counted separately and not as alarms.
+
+A seed determines the weights (and running statistics, scales and shifts of norms) and the inputs. A net counts as a
+false alarm if ``verify`` does not pass; the first reason is shown. The nets are assumed to be correct, because each is
+exported from the same model that it is compared with.
 """
 
 from __future__ import annotations
@@ -33,18 +35,20 @@ from normdeploy.errors import InputError
 
 RESULTS = Path(__file__).with_name("results")
 SAMPLES = 96
-LARGE = "x:float32[1,3,96,96]"  # rows of 9,216 elements and more, of which float32 sums lose digits
+# Rows of 9,216 elements and more, whose sums lose digits in float32.
+LARGE = "x:float32[1,3,96,96]"
 IMAGE, TOKENS, ROWS = (
     "x:float32[batch=1:2:4,3,8,8]",
     "x:float32[batch=1:2:4,seq=1:6:40,16]",
     "x:float32[batch=1:3:8,16]",
 )
-FIXED = "x:float32[batch=1:2:4,6,16]"  # torch.export fixes the length of a recurrent net
+# torch.export fixes the length of a recurrent net.
+FIXED = "x:float32[batch=1:2:4,6,16]"
 IDS = "ids:int64[batch=1:2:4,seq=1:6:40]{0:50}"
 
 
 class Fn(nn.Module):
-    """A function of the input, with layers to use in it."""
+    """Function of the input with layers that it uses."""
 
     def __init__(self, function: Callable[..., torch.Tensor], **layers: nn.Module) -> None:
         super().__init__()
@@ -55,6 +59,8 @@ class Fn(nn.Module):
 
 
 class RMS(nn.Module):
+    """RMS norm by hand."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -64,16 +70,31 @@ class RMS(nn.Module):
 
 
 def conv(*after: nn.Module, out: int = 8) -> nn.Module:
+    """Build a convolution of an image, followed by other modules.
+
+    Returns:
+        the module.
+    """
     return nn.Sequential(nn.Conv2d(3, out, 3, padding=1), *after)
 
 
 def attention(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    """Apply pre-norm self-attention with a residual.
+
+    Returns:
+        like x.
+    """
     y = layers["norm"](x)
     q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in layers["qkv"](y).chunk(3, -1))
     return x + layers["mix"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 def causal(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    """Apply causal self-attention with a boolean mask.
+
+    Returns:
+        like x.
+    """
     q, k, v = layers["qkv"](x).chunk(3, -1)
     scores = q @ k.transpose(-1, -2) / 4
     n = x.shape[1]
@@ -82,29 +103,59 @@ def causal(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
 
 
 def rotary(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    """Rotate halves of the features by their position.
+
+    Returns:
+        rotated features.
+    """
     angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * (0.1 ** torch.arange(8, dtype=x.dtype))
     one, two = layers["up"](x).chunk(2, -1)
     return torch.cat([one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()], -1)
 
 
 def words(layers: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
+    """Embed ids, normalize and project.
+
+    Returns:
+        scores.
+    """
     return layers["head"](layers["norm"](layers["table"](ids)))
 
 
 def pooled_words(layers: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
+    """Embed ids, average and normalize.
+
+    Returns:
+        vectors of length one.
+    """
     return F.normalize(layers["table"](ids).mean(1), dim=-1)
 
 
 def by_hand(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    """Apply a hand-written layer norm and a linear layer.
+
+    Returns:
+        scores.
+    """
     mean = x.mean(-1, keepdim=True)
     return layers["head"]((x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + 1e-5))
 
 
 def gated(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    """Apply a gated feed-forward part.
+
+    Returns:
+        like x.
+    """
     return layers["down"](F.silu(layers["gate"](x)) * layers["up"](x))
 
 
 def lin(i: int = 16, o: int = 16) -> nn.Linear:
+    """Build a linear layer.
+
+    Returns:
+        the module.
+    """
     return nn.Linear(i, o)
 
 
@@ -188,7 +239,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 def made(name: str, seed: int) -> nn.Module:
-    """The net with weights of that seed; norms get scales, shifts and statistics as training leaves them."""
+    """Build a net with the seed's weights; norms get scales, shifts and statistics like trained ones.
+
+    Returns:
+        the module in eval mode.
+    """
     torch.manual_seed(seed)
     net = NETS[name][0]()
     with torch.no_grad():
@@ -208,18 +263,30 @@ def made(name: str, seed: int) -> nn.Module:
 
 @dataclass
 class Row:
-    """What became of one net: exports made, false alarms with their reasons, the largest error in units of the allowed,
-    seconds."""
+    """Results for one net.
+
+    Attributes:
+        ran: exports verified.
+        alarms: false alarms.
+        silent: nets with nothing to quantize, or without a usable budget.
+        nearest: largest error over the allowed one.
+        reasons: of the false alarms.
+    """
 
     name: str
     ran: int = 0
     alarms: int = 0
-    silent: int = 0  # nothing to quantize, or no budget
+    silent: int = 0
     nearest: float = 0.0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def cells(self) -> tuple[str, ...]:
+        """Format the row.
+
+        Returns:
+            cells.
+        """
         first = self.reasons.most_common(1)[0][0] if self.reasons else ""
         return (
             self.name,
@@ -233,7 +300,11 @@ class Row:
 
 
 def samples(spec: str, seed: int) -> dict[str, np.ndarray]:
-    """`SAMPLES` inputs as ``spec`` states them, each dim of the size in its middle."""
+    """Draw `SAMPLES` inputs as ``spec`` describes them, each dim at its middle size.
+
+    Returns:
+        name -> array.
+    """
     name, kind, dims, below = re.fullmatch(r"(\w+):(\w+)\[(.*)\](?:{0:(\d+)})?", spec).groups()  # type: ignore[union-attr]
     sizes = [int(dim.split("=")[-1].split(":")[len(dim.split(":")) // 2]) for dim in dims.split(",")]
     rng, shape = np.random.default_rng(seed), (SAMPLES, *sizes[1:])
@@ -241,6 +312,7 @@ def samples(spec: str, seed: int) -> dict[str, np.ndarray]:
 
 
 def run(row: Row, seed: int, folder: Path, runtime: str | None) -> None:
+    """Export and verify one net, and count the result."""
     specs = [NETS[row.name][1]]
     net = made(row.name, seed)
     quantized = {"quantize": "int8", "runtime": runtime, "calibrate": samples(specs[0], seed)} if runtime else {}
@@ -273,6 +345,7 @@ def run(row: Row, seed: int, folder: Path, runtime: str | None) -> None:
 
 
 def main() -> None:
+    """Run all nets for each seed."""
     parser = argparse.ArgumentParser(prog="benchmarks.verify_alarms")
     parser.add_argument("seeds", nargs="?", type=int, default=24)
     parser.add_argument("--int8", metavar="RUNTIME", help="quantized for tensorrt-rtx, onnxruntime or any")
@@ -284,13 +357,14 @@ def main() -> None:
         for row in rows:
             with tempfile.TemporaryDirectory() as folder:
                 run(row, seed, Path(folder), given.int8)
-        write(rows, given.int8)  # what was measured stays if it is cut short
+        # Results are kept if the run is interrupted.
+        write(rows, given.int8)
         print(f"{seed + 1} of {given.seeds} seeds, {sum(r.alarms for r in rows)} false alarms", flush=True)
     sys.exit(1 if any(r.alarms for r in rows) else 0)
 
 
 def write(rows: list[Row], runtime: str | None) -> None:
-    """The table so far."""
+    """Write the table of the results so far."""
     ran, alarms, silent = (sum(numbers) for numbers in zip(*((r.ran, r.alarms, r.silent) for r in rows), strict=True))
     kind = f" of int8 files for {runtime}" if runtime else ""
     counts = f"{len(rows)} nets, {ran} exports verified, {alarms} false alarms"

@@ -1,4 +1,4 @@
-"""What ``verify`` costs beside ``export``: processor time and memory, with default options.
+"""Measure the cost of ``verify`` relative to ``export``: processor time and memory, with default options.
 
     python -m benchmarks.verify_cost [NAME …] [--all]        default: the sample
 
@@ -6,15 +6,15 @@ The sample is every sixth architecture of ``benchmarks/architectures``, in the c
 ``SUSPECTS``. ``--all`` measures every one. It needs the libraries of ``tests/architectures/requirements.txt``.
 
 Each architecture is exported and then verified once, in a process forked from one that has exported and verified a
-small model, so that none pays for imports. The time is the processor's, that of child processes included, so that other
-jobs on the machine add little. Memory is the highest resident size during verify beyond that before it, which holds the
+small model, so that none pays for imports. Times are processor times that include child processes, so that other jobs
+on the machine add little. Memory is the peak resident size during verify beyond the size before it, which includes the
 model and the libraries.
 
-Rows are kept in ``benchmarks/results/verify_cost.json`` as they are measured, and ``verify_cost.md`` is written from
-them; a run with names replaces those rows alone. No architecture is left out for its size.
+Rows are stored in ``benchmarks/results/verify_cost.json`` as they are measured, and ``verify_cost.md`` is written from
+them. A run with names replaces only those rows. No architecture is left out for its size.
 
-The bounds: verify takes at most ``MOST_RATIO`` times as long as export in the median of the sample; none takes more
-than ``MOST_SECONDS``, or more than ``MOST_MEMORY`` GiB beyond the model. Exits with 1 where one is missed.
+The bounds: in the median of the sample, verify takes at most ``MOST_RATIO`` times as long as export. None takes more
+than ``MOST_SECONDS``, or more than ``MOST_MEMORY`` GiB beyond the model. Exits with 1 if a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -45,20 +45,26 @@ from .architectures.catalogue import ARCHITECTURES, Architecture, declare_torchv
 RESULTS = Path(__file__).parent / "results" / "verify_cost.json"
 MOST_RATIO, MOST_SECONDS, MOST_MEMORY = 2.0, 60.0, 4.0
 EVERY = 6
-# Merged branches (MobileOne, RepViT, RepVGG), many channels (ResMLP), and every model of sound.
+# Merged branches (MobileOne, RepViT, RepVGG), many channels (ResMLP), and every audio model.
 SUSPECTS = (
     *("MobileOne", "RepViT", "RepVGG", "ResMLP", "Wav2Vec2 (group norm)", "Wav2Vec2 (layer norm)", "HuBERT", "WavLM"),
     *("Wav2Vec2 Conformer", "AST", "Whisper", "EnCodec", "DAC"),
 )
-# Of one architecture on the clock, beside other jobs on the machine.
+# Wall seconds for one architecture, next to other jobs on the machine.
 _PATIENCE = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One architecture: processor seconds of export and of verify, GiB of verify; ``failed``: why there are none.
+    """Cost of one architecture.
 
-    ``parameters``: in millions. ``revision``: the commit that was measured.
+    Attributes:
+        parameters: in millions.
+        export: processor seconds.
+        verify: processor seconds.
+        memory: GiB of verify.
+        revision: commit that was measured.
+        failed: reason for a failure; "" if the cost was measured.
     """
 
     name: str
@@ -78,12 +84,20 @@ class Cost:
 
 
 def sample() -> list[Architecture]:
-    """Return every sixth architecture and the suspects, in the catalogue's order."""
+    """List every sixth architecture and the suspects.
+
+    Returns:
+        architectures in the catalogue's order.
+    """
     return [a for place, a in enumerate(ARCHITECTURES) if place % EVERY == 0 or a.name in SUSPECTS]
 
 
 def measure(architecture: Architecture, folder: Path) -> Cost:
-    """Export and verify in this process."""
+    """Export and verify in this process.
+
+    Returns:
+        the cost.
+    """
     path = folder / "model.onnx"
     module = made(architecture)
     specs: dict[str, Any] = {"inputs": architecture.inputs, "dims": architecture.dims}
@@ -115,7 +129,7 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _restart_peak() -> float:
-    """Begin to measure the highest resident size anew: the present one, in GiB."""
+    """Reset the peak resident size, and return the present size in GiB."""
     # Linux: proc_pid_clear_refs(5).
     Path("/proc/self/clear_refs").write_text("5")
     return _peak()
@@ -127,8 +141,7 @@ def _peak() -> float:
 
 
 def warm_up() -> None:
-    """Import every library, and export and verify a small model: the rows' processes are forked from what this
-    leaves."""
+    """Import every library, and export and verify a small model; the rows' processes are forked from this state."""
     torch.set_num_threads(1)
     declare_torchvision()
     for library in ("transformers", "diffusers", "timm", "torchvision"):
@@ -139,12 +152,16 @@ def warm_up() -> None:
         normdeploy.export(small, output=path, inputs=("x:float32[2,4]",))
         normdeploy.verify(small, path, inputs=("x:float32[2,4]",))
     gc.collect()
-    # Else each collection in a child walks through all that was imported, and copies its pages.
+    # Otherwise each garbage collection in a child would visit all imported objects and copy their pages.
     gc.freeze()
 
 
 def measured_apart(architecture: Architecture) -> Cost:
-    """Measure in a process of its own."""
+    """Measure in a separate process.
+
+    Returns:
+        the cost.
+    """
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "row.json"
         context = multiprocessing.get_context("fork")
@@ -176,7 +193,11 @@ def _child(architecture: Architecture, folder: Path, kept: Path) -> None:
 
 
 def missed(costs: Sequence[Cost]) -> list[str]:
-    """Return the bounds that are not kept, a sentence each."""
+    """List the exceeded bounds.
+
+    Returns:
+        a sentence for each.
+    """
     told = []
     middle = statistics.median(c.ratio for c in costs)
     if middle > MOST_RATIO:

@@ -1,9 +1,10 @@
-"""Does what a Dockerfile says, without Docker: its COPY and RUN steps in a scratch folder, then its program.
+"""Run a Dockerfile without Docker: its COPY and RUN steps in a scratch folder, then its program.
 
     python docker/dry_run.py docker/cpu.Dockerfile
 
-Absolute paths of the image lie below the scratch folder; steps of apt-get are left out, for they change the machine
-itself. What a base image brings is not tried, nor is the copy between stages, which is at the same path in both.
+Absolute paths of the image are placed below the scratch folder. Steps of apt-get are skipped, because they change the
+machine itself. Not tested are the contents of the base image, and the copy between stages, which is at the same path in
+both.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ _KNOWN = ("FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT")
 
 
 def steps(text: str) -> list[tuple[str, str]]:
-    """(instruction, the rest of its line), comments left out and continued lines joined.
+    """Parse a Dockerfile, without comments and with continued lines joined.
+
+    Returns:
+        (instruction, rest of its line) of each step.
 
     Raises:
-        ValueError: an instruction that is not known here.
+        ValueError: an instruction is not supported here.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     found = []
@@ -39,10 +43,13 @@ def steps(text: str) -> list[tuple[str, str]]:
 
 
 def run(file: Path, scratch: Path, arguments: dict[str, str]) -> list[str]:
-    """Do the steps; returns the program that the image runs.
+    """Run the steps.
 
     Args:
-        arguments: in the place of the ARGs of the same name.
+        arguments: values for ARGs, by name.
+
+    Returns:
+        command line of the image's program.
 
     Raises:
         subprocess.CalledProcessError: a step failed.
@@ -80,6 +87,11 @@ def run(file: Path, scratch: Path, arguments: dict[str, str]) -> list[str]:
 
 
 def main() -> int:
+    """Run each Dockerfile named on the command line.
+
+    Returns:
+        exit code.
+    """
     for name in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
             program = run(Path(name), Path(folder), {})

@@ -1,6 +1,6 @@
-"""The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs (`normdeploy.verb_options`).
+"""Build the JSON Schema of ``fleet.toml``: its tables with the options of the verbs (`normdeploy.verb_options`).
 
-``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.fleet_schema` reads it.
+``python -m docs.schemas`` writes it next to the reports' schemas; `normdeploy.fleet.fleet_schema` reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[type, ...]] = {
     "bench": (BenchOptions,),
     "package": (PackageOptions, LoadingOptions),
 }
-# Those that the fleet itself sets, and those of norms that are raced by themselves.
+# Options that the fleet sets itself, and options for norms raced separately.
 _SET = {
     "export": {"no_simplify"},
     "build": {"runtime", "compute_capability", "timing_cache"},
@@ -37,7 +37,14 @@ _NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def schema(dialect: str) -> dict[str, Any]:
-    """The schema of the whole file."""
+    """Build the schema of the whole file.
+
+    Args:
+        dialect: URL of the JSON Schema dialect.
+
+    Returns:
+        the schema.
+    """
     tables = {verb: {"$ref": f"#/$defs/{verb}"} for verb in VERBS}
     limits = {
         "seconds": {"type": "number", "exclusiveMinimum": 0, "description": "the most that one step may take"},
@@ -116,12 +123,12 @@ def _options(verb: str, groups: tuple[type, ...]) -> dict[str, Any]:
 
 
 def _of(kind: Any, spelled: Option) -> dict[str, Any]:
-    """The schema of a value."""
+    """Return the schema of a value."""
     arguments = [a for a in typing.get_args(kind) if a is not type(None)]
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return _of(arguments[0], spelled)
     if typing.get_origin(kind) is list:
-        # One alone needs no list.
+        # A single value needs no list.
         return {"type": ["array", "string"], "items": _of(arguments[0], spelled)}
     if typing.get_origin(kind) is Literal:
         return {"enum": list(arguments)}

@@ -1,9 +1,9 @@
-"""Writes ``reference.md``: every verb and option from the command line's own help, every function from its signature
-and docstring.
+"""Write ``reference.md``: every verb and option from the command line's help, every function from its signature and
+docstring.
 
     python -m docs.reference
 
-``tests/test_docs.py`` fails where the page is older than the code.
+``tests/test_docs.py`` fails if the page is older than the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Errors that a user can cause are classes of `normdeploy.errors`: one message, no
 
 
 def page() -> str:
-    """The whole page.
+    """Generate the page.
+
+    Returns:
+        Markdown.
 
     Raises:
         RuntimeError: typer could not describe the command line.
@@ -47,7 +50,7 @@ def page() -> str:
 
 
 def _function(name: str) -> str:
-    """A function's signature, one parameter a line, and its docstring, as they stand in the code."""
+    """Return a function's signature, one parameter per line, and its docstring, exactly as in the code."""
     function = getattr(normdeploy, name)
     signature = inspect.signature(function)
     lines: list[str] = []

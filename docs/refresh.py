@@ -1,11 +1,10 @@
-"""Runs the code and the commands of a page in an empty folder, and writes what the commands printed into the page.
+"""Run the code and the commands of a page in an empty folder, and write the commands' output into the page.
 
     python -m docs.refresh docs/custom-norm.md docs/unet-block.md ...
 
-A ```python block is run, all of a page in one namespace; one whose first line is a comment with the name of a file (``#
-net.py``) is saved under that name instead. In a
-```console block each line that begins with ``$`` is run by bash, and what it prints takes the place of what stood below
-it. All in the order of the page.
+All ```python blocks of a page run in one namespace. A block whose first line is a comment with a file name (``#
+net.py``) is saved under that name instead. In a ```console block each line that begins with ``$`` is run by bash, and
+its output replaces the text below it. Everything runs in the order of the page.
 """
 
 from __future__ import annotations
@@ -29,7 +28,12 @@ _FILE = re.compile(r"# ([\w.-]+\.py)\n")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, its text, and where that stands in the page."""
+    """Fenced block of a page.
+
+    Attributes:
+        start: offset of its text in the page.
+        end: offset of the text's end.
+    """
 
     language: str
     text: str
@@ -38,24 +42,31 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name under which it is to be saved; "" where it is to be run."""
+        """Return the name to save the block under; "" if it is to be run."""
         named = _FILE.match(self.text) if self.language == "python" else None
         return named[1] if named else ""
 
     @property
     def commands(self) -> list[str]:
-        """Of a console block, without the prompts."""
+        """Return the commands of a console block, without the prompts."""
         return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The fenced blocks of a page that begin at the left margin."""
+    """Yield the fenced blocks of a page that begin at the left margin.
+
+    Returns:
+        iterator over the blocks.
+    """
     return (Block(m[1], m[2], m.start(2), m.end(2)) for m in _FENCE.finditer(page))
 
 
 def run_python(block: Block, names: dict[str, Any], where: str) -> None:
-    """Run a block in the namespace ``names``, or save it in the working folder. ``where`` is what a traceback calls
-    it."""
+    """Run a block in the namespace ``names``, or save it in the working folder.
+
+    Args:
+        where: name of the code in tracebacks.
+    """
     if block.file:
         Path(block.file).write_text(block.text)
     else:
@@ -63,7 +74,11 @@ def run_python(block: Block, names: dict[str, Any], where: str) -> None:
 
 
 def refreshed(page: str, where: str) -> str:
-    """The page with what its commands print here and now; run in the working folder."""
+    """Run a page in the working folder.
+
+    Returns:
+        the page with the output that its commands print here and now.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     parts, done = [], 0
     for block in blocks(page):
@@ -76,7 +91,7 @@ def refreshed(page: str, where: str) -> str:
 
 
 def _output(command: str) -> str:
-    """What a command prints, ended by a newline; nothing where it prints nothing.
+    """Return the output of a command, ended by a newline; "" if it prints nothing.
 
     Raises:
         RuntimeError: it failed in a way that no page should show.
@@ -100,6 +115,7 @@ def _output(command: str) -> str:
 
 
 def main(pages: list[str]) -> None:
+    """Refresh each page in a temporary folder of its own."""
     for name in pages:
         path = Path(name).resolve()
         with tempfile.TemporaryDirectory() as folder, chdir(folder):

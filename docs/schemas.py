@@ -1,10 +1,8 @@
-"""Writes the JSON Schemas of the reports into ``normdeploy/reports/schemas``, from the types of the values that the
-verbs write.
+"""Write the JSON Schemas of the reports into ``normdeploy/reports/schemas``, from the types of the verbs' results.
 
     python -m docs.schemas
 
-``tests/reports/test_schemas.py`` fails where a schema is older than the code, and holds what every verb writes against
-them.
+``tests/reports/test_schemas.py`` fails if a schema is older than the code, and validates the output of every verb.
 """
 
 from __future__ import annotations
@@ -63,8 +61,9 @@ class _Bisection(TypedDict):
 
 
 class Report(TypedDict):
-    """What `--report` of a verb writes, and `report.json` in a bundle; the keys are described in
-    `normdeploy/reports/report.py`."""
+    """Report that `--report` of a verb writes, and `report.json` in a bundle; `normdeploy/reports/report.py` describes
+    the keys.
+    """
 
     schema: Literal["normdeploy/report/1"]
     normdeploy: str
@@ -92,7 +91,7 @@ class Report(TypedDict):
 
 
 class Check(TypedDict):
-    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check_function.py`."""
+    """Output of `check --format json`; `normdeploy/verbs/check/check_function.py` describes the keys."""
 
     schema: Literal["normdeploy/check/1"]
     normdeploy: str
@@ -102,7 +101,7 @@ class Check(TypedDict):
 
 
 class Recheck(TypedDict):
-    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/recheck_function.py`."""
+    """Output of `recheck --report`; `normdeploy/verbs/recheck/recheck_function.py` describes the keys."""
 
     schema: Literal["normdeploy/recheck/1"]
     ok: bool
@@ -180,8 +179,9 @@ class _File(TypedDict):
 
 
 class Package(TypedDict):
-    """`manifest.json` of what `package` writes; the keys are described in
-    `normdeploy/verbs/package/evidence_bundle.py`."""
+    """`manifest.json` of a bundle that `package` writes; `normdeploy/verbs/package/evidence_bundle.py` describes
+    the keys.
+    """
 
     schema: Literal["normdeploy/package/1"]
     normdeploy: str
@@ -207,7 +207,8 @@ class Package(TypedDict):
 
 DOCUMENTS: dict[str, type] = {"report": Report, "check": Check, "recheck": Recheck, "package": Package}
 """The schema's file -> what the document holds."""
-_ADDED: dict[type, dict[str, Any]] = {  # to the fields of a value, where it is written
+# Keys that are added to a value's fields when it is written.
+_ADDED: dict[type, dict[str, Any]] = {
     Certificate: {"rounding_ok": {"type": ["boolean", "null"]}},
     Engine: {"proved": {"const": "built only"}},
     Comparison: {"ok": {"type": "boolean"}, "rule": {"type": "object"}},
@@ -216,7 +217,11 @@ _ADDED: dict[type, dict[str, Any]] = {  # to the fields of a value, where it is 
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """The schema's file -> the schema."""
+    """Build all schemas.
+
+    Returns:
+        file name -> schema.
+    """
     documents = {f"{name}.json": _schema(document) for name, document in DOCUMENTS.items()}
     return documents | {"fleet.json": fleet_schema.schema(_DIALECT)}
 
@@ -230,7 +235,7 @@ def _schema(document: type) -> dict[str, Any]:
 
 
 def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
-    """A value with named fields: all of them are written, and later versions may add others."""
+    """Return the schema of a value with named fields: all of them are written, and later versions may add others."""
     hints = typing.get_type_hints(cls)
     if dataclasses.is_dataclass(cls):
         hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -246,17 +251,18 @@ def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type, as ``normdeploy.reports.report.to_plain`` writes its values.
+    """Return the schema of a type, as ``normdeploy.reports.report.to_plain`` writes its values.
 
     Raises:
-        TypeError: there is no rule for the type.
+        TypeError: no rule covers the type.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object:
         return {}
     if simple := {str: "string", Path: "string", bool: "boolean", int: "integer", type(None): "null"}.get(hint):
         return {"type": simple}
-    if hint is float:  # JSON has no number that is not finite
+    # JSON has only finite numbers.
+    if hint is float:
         return {"anyOf": [{"type": "number"}, {"enum": list(_NOT_FINITE)}]}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [member.value for member in hint]}
@@ -274,7 +280,8 @@ def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
     if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
         name = hint.__name__.removeprefix("_")
         if name not in defs:
-            defs[name] = {}  # it may hold itself
+            # The type may contain itself.
+            defs[name] = {}
             defs[name] = _object(hint, defs)
         return {"$ref": f"#/$defs/{name}"}
     raise TypeError(f"there is no rule for {hint!r}")

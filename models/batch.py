@@ -1,4 +1,4 @@
-"""Batch norm by hand (row S1b, and as part of S1e): statistics of the batch in training, running statistics in eval.
+"""Batch norm by hand (row S1b, and part of S1e): statistics of the batch in training, running statistics in eval.
 
 Source: Ioffe, Szegedy, "Batch Normalization", arXiv 1502.03167, algorithms 1 and 2.
 """
@@ -10,8 +10,8 @@ from torch import nn
 
 
 class BatchNorm2d(nn.Module):
-    """S1b: NCHW, statistics over (N, H, W), biased for the output AND for the running value (``nn.BatchNorm2d`` keeps
-    the unbiased).
+    """S1b: NCHW, statistics over (N, H, W), biased for the output AND for the running value (``nn.BatchNorm2d`` stores
+    the unbiased one).
 
     ``momentum`` weighs the NEW value: running = (1 − momentum)·running + momentum·batch.
     """

@@ -1,4 +1,4 @@
-"""What a listed model is: how to make it, what it takes, and what deployment should make of it."""
+"""Description of a listed model: how to make it, its inputs, and the expected result of deployment."""
 
 from __future__ import annotations
 
@@ -28,12 +28,23 @@ class Input:
     high: int = 2
 
     def sizes(self, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """The concrete shape; a named dim takes its value from ``dims``, or its opt size."""
+        """Return the concrete shape.
+
+        Args:
+            dims: name -> size; a missing dim has its opt size.
+
+        Returns:
+            sizes.
+        """
         chosen = dims or {}
         return tuple(size if isinstance(size, int) else chosen.get(size[0], size[2]) for size in self.shape)
 
     def sample(self, generator: torch.Generator, dims: Mapping[str, int] | None = None) -> torch.Tensor:
-        """Random values of this input's own dtype."""
+        """Draw random values in this input's own dtype.
+
+        Returns:
+            tensor of the concrete shape.
+        """
         shape, dtype = self.sizes(dims), getattr(torch, self.dtype)
         if dtype.is_floating_point:
             return torch.randn(shape, generator=generator).to(dtype)
@@ -44,10 +55,11 @@ class Input:
 class Case:
     """One model of the list.
 
-    ``make`` is seeded and returns the module in eval mode with random parameters and running statistics. ``expect``
-    holds, for each norm core in the order of the graph, the ONNX op type that it should become in the default output,
-    "folded" where no norm node is left, and "A|B" where the standard has two equal nodes. ``reason`` is empty, or for a
-    lookalike the name of what sets it apart; then ``expect`` is empty.
+    Attributes:
+        make: seeded; returns the module in eval mode with random parameters and running statistics.
+        expect: for each norm core in the order of the graph, the ONNX op type that it should become in the default
+            output: "folded" if no norm node is left, "A|B" if the standard has two equal nodes. Empty for a lookalike.
+        reason: for a lookalike the property that distinguishes it from a norm; else "".
     """
 
     name: str
@@ -60,22 +72,27 @@ class Case:
 
     @property
     def dynamic(self) -> bool:
-        """Whether any dimension may be dynamic."""
+        """Return whether any dimension may be dynamic."""
         return any(not isinstance(size, int) for spec in self.inputs for size in spec.shape)
 
     @property
     def nodes(self) -> int:
-        """Number of norm nodes that the default output holds."""
+        """Return the number of norm nodes in the default output."""
         return len(self.expect) - self.expect.count("folded")
 
     def accepts(self, ops: Sequence[str]) -> bool:
-        """Whether the norm nodes' op types found in the output, in any order, are the expected ones."""
+        """Check if the norm nodes' op types found in the output, in any order, are the expected ones.
+
+        Returns:
+            true if each expected node is matched by exactly one found op.
+        """
         found = sorted(ops)
         wanted = sorted(entry for entry in self.expect if entry != "folded")
         if len(found) != len(wanted):
             return False
         left = list(found)
-        for entry in sorted(wanted, key=lambda e: e.count("|")):  # the strict ones choose first
+        # Entries without alternatives choose first.
+        for entry in sorted(wanted, key=lambda e: e.count("|")):
             match = next((op for op in left if op in entry.split("|")), None)
             if match is None:
                 return False
@@ -84,11 +101,15 @@ class Case:
 
 
 def norm_ops(nodes: Sequence[onnx.NodeProto], grouped: bool) -> list[str]:
-    """The op types of the norm nodes.
+    """List the op types of the norm nodes.
 
-    ``grouped``: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization,
-    Reshape and a BatchNormalization for its gamma and beta, which onnxruntime has kernels for, and counts as the one
-    node that it stands for.
+    Args:
+        grouped: a group norm is expected. It may be written as Reshape, InstanceNormalization or LayerNormalization,
+            Reshape, and a BatchNormalization for gamma and beta, for which onnxruntime has kernels. That counts as one
+            GroupNormalization.
+
+    Returns:
+        op types in the order of the nodes.
     """
     reshaped = {n.output[0] for n in nodes if n.op_type == "Reshape"} if grouped else set()
     found = []
@@ -105,10 +126,14 @@ def _neutral(node: onnx.NodeProto) -> bool:
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Build a module with every parameter and running statistic random, in eval mode; torch's global generator is left
-    alone.
+    """Build a module in eval mode with random parameters and running statistics; torch's global generator stays
+    unchanged.
 
-    Constructors set norm parameters to constants (ones, zeros), which hide a lost gamma or beta: those are drawn anew.
+    Constructors set norm parameters to constants (ones, zeros), which would hide a lost gamma or beta, so these are
+    drawn again.
+
+    Returns:
+        the module.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -131,7 +156,11 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 def samples(
     case: Case, dtype: torch.dtype = torch.float32, dims: Mapping[str, int] | None = None, seed: int = 0
 ) -> tuple[torch.Tensor, ...]:
-    """Random inputs for ``case``; floating inputs in ``dtype``."""
+    """Draw random inputs for ``case``; floating inputs have the type ``dtype``.
+
+    Returns:
+        one tensor for each input.
+    """
     generator = torch.Generator().manual_seed(seed)
     drawn = (spec.sample(generator, dims) for spec in case.inputs)
     return tuple(value.to(dtype) if value.is_floating_point() else value for value in drawn)

@@ -1,7 +1,7 @@
-"""``make demo``: real sentences, trained weights, the five verbs of the command line, and the same similarities at both
-ends.
+"""Run ``make demo``: real sentences, trained weights, five verbs of the command line, and equal similarities before and
+after.
 
-Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorRT-RTX engines and the reports as JSON.
+Writes into ``demo/``: the model as PyTorch saves it, the ONNX file, the TensorRT-RTX engines, and the reports as JSON.
 """
 
 from __future__ import annotations
@@ -33,16 +33,21 @@ SENTENCES = (
     "How do I reset my password?",
     "I forgot my login and can't get into my account.",
 )
-ROUNDINGS = 100  # some 16 operations in each of six layers, each rounding once, on components of vectors of length one
+# About 16 operations in each of six layers, each rounding once, on components of vectors of length one.
+ROUNDINGS = 100
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def save(path: Path) -> torch.Tensor:
-    """Save the encoder as an ExportedProgram with dynamic batch and length; returns eager's vectors of the sentences,
-    (B, hidden)."""
+    """Save the encoder as an ExportedProgram with dynamic batch and length.
+
+    Returns:
+        eager's vectors of the sentences, (B, hidden).
+    """
     encoder, inputs = minilm.load(), minilm.tokenize(SENTENCES)
     axes = {0: torch.export.Dim("batch", min=1, max=32), 1: torch.export.Dim("seq", min=1, max=minilm.MAX_LENGTH)}
-    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it would like the name .pt2
+    # Hide the warning that the file should be named .pt2.
+    logging.getLogger("torch.export").setLevel(logging.ERROR)
     with torch.no_grad():
         program = torch.export.export(encoder, inputs, dynamic_shapes=(axes, axes))
         torch.export.save(program, path)
@@ -50,9 +55,8 @@ def save(path: Path) -> torch.Tensor:
 
 
 def normdeploy(*args: str) -> None:
-    """Run the real command line, shown as a user would type it; the demo ends where it fails.
-
-    That an engine was not run, for want of a GPU, is no failure.
+    """Run the real command line, and show it as a user would type it. The demo ends if a verb fails; an engine that was
+    not run for lack of a GPU is not a failure.
     """
     console.print(Text(f"\n$ normdeploy {shlex.join(args)}", style="bold"), soft_wrap=True)
     start = time.perf_counter()
@@ -63,12 +67,20 @@ def normdeploy(*args: str) -> None:
 
 
 def similarities(vectors: torch.Tensor) -> torch.Tensor:
-    """(B, hidden) vectors of length one to their (B, B) cosines."""
+    """Compute the cosines of vectors of length one, (B, hidden).
+
+    Returns:
+        (B, B).
+    """
     return vectors @ vectors.T
 
 
 def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
-    """Print both (B, B) matrices side by side; returns the largest difference."""
+    """Print both (B, B) matrices side by side.
+
+    Returns:
+        the largest difference.
+    """
     console.print("\ncosine similarities of the sentences, from eager PyTorch and from onnxruntime", style="bold")
     for i, sentence in enumerate(SENTENCES):
         console.print(f"  {i}  {sentence}")
@@ -80,14 +92,13 @@ def compare(eager: torch.Tensor, exported: torch.Tensor) -> float:
 
 
 def main() -> None:
-    """Run the demo; exits with 1 where a verb fails or the similarities differ by more than rounding."""
+    """Run the demo. Exit with 1 if a verb fails or the similarities differ by more than rounding."""
     FOLDER.mkdir(exist_ok=True)
     source, model, engine = (str(FOLDER / f"model.{suffix}") for suffix in ("pt", "onnx", "engine"))
     console.print(f"saving the sentence encoder all-MiniLM-L6-v2 with its trained weights as {source}")
     eager = save(Path(source))
-    names = [
-        f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")
-    ]  # torch saves the ranges of dims, not their names
+    # torch saves the ranges of dims, not their names.
+    names = [f"{name}:int64[batch,seq]" for name in ("input_ids", "attention_mask")]
     normdeploy(
         "export", source, "-o", model, "--input", names[0], "--input", names[1], "--report", str(FOLDER / "export.json")
     )

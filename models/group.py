@@ -14,7 +14,7 @@ from .layer import LayerNorm
 
 
 class GroupNorm(nn.Module):
-    """S1d: NCHW, over (C/G, H, W) of each group of each sample, biased, gamma and beta for each channel.
+    """S1d: NCHW, over (C/G, H, W) of each group of each sample, biased, with gamma and beta for each channel.
 
     Raises:
         ValueError: the channels don't divide into the groups.
@@ -41,7 +41,7 @@ class GroupNorm(nn.Module):
 
 
 class FourNorms(nn.Module):
-    """S1e: batch, layer, instance and group norm of the same (N, C, H, W), side by side; four outputs."""
+    """S1e: batch, layer, instance and group norm of the same (N, C, H, W) side by side, with four outputs."""
 
     def __init__(self, shape: tuple[int, int, int], num_groups: int) -> None:
         super().__init__()

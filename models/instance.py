@@ -1,5 +1,5 @@
-"""Instance norm by hand (rows S1c, S3b) and by torch's layer as a layer norm (S2c): statistics of each channel of each
-sample.
+"""Instance norm by hand (rows S1c, S3b) and torch's instance norm used as a layer norm (S2c): statistics of each
+channel of each sample.
 
 Source: Ulyanov, Vedaldi, Lempitsky, "Instance Normalization", arXiv 1607.08022.
 """
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class InstanceNorm2d(nn.Module):
-    """S1c: NCHW, over (H, W), biased; in training and in eval the same."""
+    """S1c: NCHW, over (H, W), biased, the same in training and eval."""
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -27,8 +27,9 @@ class InstanceNorm2d(nn.Module):
 
 
 class ChannelsLastInstanceNorm(nn.Module):
-    """S3b: "layer norm for convolution outputs" of (m, H, W, C): every channel of every sample by itself, over (H, W),
-    biased."""
+    """S3b: "layer norm for convolution outputs" of (m, H, W, C): every channel of every sample separately, over (H, W),
+    biased.
+    """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -43,8 +44,9 @@ class ChannelsLastInstanceNorm(nn.Module):
 
 
 class TokenInstanceNorm(nn.Module):
-    """S2c: ``nn.InstanceNorm2d`` with a channel for each of S positions, on (B, S, D, 1): S2a without affine. S can't
-    be dynamic."""
+    """S2c: ``nn.InstanceNorm2d`` with a channel for each of S positions, on (B, S, D, 1); equals S2a without affine. S
+    can't be dynamic.
+    """
 
     def __init__(self, num_positions: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -55,8 +57,9 @@ class TokenInstanceNorm(nn.Module):
 
 
 class DummyChannelNorm(nn.Module):
-    """S3c: the whole sample as the one channel of an instance norm: layer norm without affine over every dim but the
-    batch."""
+    """S3c: instance norm with the whole sample as one channel: layer norm without affine over every dim but the
+    batch.
+    """
 
     def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()

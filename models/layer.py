@@ -1,5 +1,5 @@
-"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), statistics of each sample
-alone.
+"""Layer norm by hand (rows S0a, S0b, S1a, S2a, S2b, S3a): x̂ = (x − mean) / sqrt(var + eps), with statistics of each
+sample.
 
 Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3; the rows differ in dims, ddof and
 epsilon.
@@ -14,9 +14,9 @@ from torch import nn
 
 
 class Norm(nn.Module):
-    """S0a, S0b: layer norm as BERT writes it, over any one dim, biased, epsilon inside the root.
+    """S0a, S0b: layer norm as in BERT, over any one dim, biased, epsilon inside the root.
 
-    ``num_features`` is the size of the last dim, which gamma and beta scale whatever ``dim`` is normalized.
+    ``num_features`` is the size of the last dim, which gamma and beta scale for every ``dim``.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-12) -> None:
@@ -32,8 +32,9 @@ class Norm(nn.Module):
 
 
 class NormOverBatch(nn.Module):
-    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C): each output depends on the whole batch, at inference
-    too."""
+    """S0b: the same ``Norm`` called with dim 0 on (B, H, W, C). Each output depends on the whole batch, at
+    inference too.
+    """
 
     def __init__(self, num_features: int, eps: float = 1e-12) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class NormOverBatch(nn.Module):
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """S1a: over the embedding, with the unbiased variance that ``x.var(-1)`` gives without arguments. x is (..., H)."""
+    """S1a: over the embedding, with the unbiased variance that ``x.var(-1)`` computes by default. x is (..., H)."""
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class LayerNorm(nn.Module):
     """S2a (``normalized_shape`` [D]: one mean for each token), S2b ([S, D]: one for each sample) and the LN of S1e ([C,
     H, W]).
 
-    Over the last ``len(normalized_shape)`` dims, biased.
+    The norm is over the last ``len(normalized_shape)`` dims, biased.
     """
 
     def __init__(self, normalized_shape: Sequence[int], eps: float = 1e-5, affine: bool = True) -> None:
@@ -80,8 +81,9 @@ class LayerNorm(nn.Module):
 
 
 class FlatLayerNorm(nn.Module):
-    """S3a: over the whole flattened sample, one gamma and beta for each of its elements. x is (m, ...) with K elements
-    a sample."""
+    """S3a: over the whole flattened sample, with a gamma and beta for each of its elements. x is (m, ...) with K
+    elements a sample.
+    """
 
     def __init__(self, num_elements: int, eps: float = 1e-5) -> None:
         super().__init__()

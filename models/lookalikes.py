@@ -1,8 +1,9 @@
-"""What looks like a norm of the table and is not: the deployment must leave it, name it, and say why.
+"""Lookalikes of the table's norms. Deployment must leave them, name them, and give the reason.
 
-A case with ``expect`` is a trap instead: it may be rewritten, but only as said there (a careless reader writes
-something else). ``reason`` is a keyword of what sets it apart, empty for a trap that nobody need refuse.
-Cases with a dynamic dim are lookalikes only when that dim is exported dynamic.
+A case with ``expect`` is a trap instead: it may be rewritten, but only to the expected node (a careless reader writes
+another one). ``reason`` is a keyword for the difference from a norm; it is empty for a trap that need not be refused.
+
+Cases with a dynamic dim are lookalikes only if that dim is exported as dynamic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Pure(nn.Module):
-    """A function of x alone."""
+    """Function of x alone."""
 
     def __init__(self, function: Forward) -> None:
         super().__init__()
@@ -47,23 +48,40 @@ class Affine(nn.Module):
 
 
 def centred(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Subtract the mean along ``dim``.
+
+    Returns:
+        x − mean.
+    """
     return x - x.mean(dim, keepdim=True)
 
 
 def second(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """The biased variance."""
+    """Compute the biased variance along ``dim``.
+
+    Returns:
+        variance, with the dim kept as 1.
+    """
     return centred(x, dim).pow(2).mean(dim, keepdim=True)
 
 
 def halved_statistics(x: torch.Tensor) -> torch.Tensor:
-    """float16 in the middle of the statistics: the variance overflows where a float32 one does not."""
+    """Normalize with float16 inside the statistics: the variance overflows although a float32 one does not.
+
+    Returns:
+        like x.
+    """
     variance = centred(x).pow(2).to(torch.float16).mean(-1, keepdim=True).float()
     return centred(x) / torch.sqrt(variance + EPS)
 
 
 def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
-    """Group norm of two groups that hold every second channel: GroupNormalization without a transpose would be
-    wrong."""
+    """Apply a group norm of two groups that hold every second channel; GroupNormalization without a transpose would be
+    wrong.
+
+    Returns:
+        like x.
+    """
     y = x.unflatten(1, (4, 2))
     c = y - y.mean((1, 3, 4), keepdim=True)
     return (c / torch.sqrt(c.pow(2).mean((1, 3, 4), keepdim=True) + EPS)).flatten(1, 2)
@@ -71,7 +89,8 @@ def interleaved_groups(x: torch.Tensor) -> torch.Tensor:
 
 class ResponseNorm(nn.Module):
     """ConvNeXt V2's GRN on NHWC (Woo et al., arXiv 2301.00808): the L2 norm of a channel over its mean over the
-    channels."""
+    channels.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -85,8 +104,7 @@ class ResponseNorm(nn.Module):
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Weight standardization as timm writes it (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the
-    weight."""
+    """Weight standardization as in timm (Qiao et al., arXiv 1903.10520): a training-mode batch norm of the weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = self.weight.reshape(1, self.out_channels, -1)
@@ -95,7 +113,7 @@ class StandardizedConv2d(nn.Conv2d):
 
 
 class EpsilonForEach(nn.Module):
-    """A learned epsilon for each feature: no node has a place for it."""
+    """Norm with a learned epsilon for each feature, which no node supports."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -106,7 +124,7 @@ class EpsilonForEach(nn.Module):
 
 
 class TwoConsumers(nn.Module):
-    """The convolution's output goes into the batch norm and past it: its weight must stay."""
+    """Convolution whose output goes into the batch norm and past it: its weight must stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,8 +136,9 @@ class TwoConsumers(nn.Module):
 
 
 class SharedWeight(nn.Module):
-    """Two convolutions with one weight, a batch norm after the first alone: the second must keep the weight as it
-    was."""
+    """Two convolutions with one weight, and a batch norm after the first alone: the second must keep the weight
+    unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +149,11 @@ class SharedWeight(nn.Module):
 
 
 def looks(name: str, function: Forward, reason: str, shape: tuple[Size, ...] = TOKENS, *expect: str) -> Case:
-    """A lookalike without parameters."""
+    """Make a lookalike without parameters.
+
+    Returns:
+        the case.
+    """
     return case(name, lambda: Pure(function), shape, *expect, row="lookalike", reason=reason)
 
 
@@ -139,7 +162,7 @@ DYNAMIC_HIDDEN: tuple[Size, ...] = (3, 5, ("hidden", 2, 24, 64))
 DYNAMIC_IMAGE: tuple[Size, ...] = (3, 8, ("height", 2, 6, 16), ("width", 2, 7, 16))
 
 LOOKALIKES: tuple[Case, ...] = (
-    # the root and its epsilon
+    # The root and its epsilon.
     looks("normalize", lambda x: functional.normalize(x, dim=-1), "clamp"),
     looks("clamp_for_eps", lambda x: centred(x) * torch.rsqrt(second(x).clamp_min(EPS)), "clamp"),
     looks("max_with_eps", lambda x: centred(x) / torch.maximum(second(x).sqrt(), torch.tensor(EPS)), "clamp"),
@@ -159,7 +182,7 @@ LOOKALIKES: tuple[Case, ...] = (
     looks("variance_for_std", lambda x: centred(x) / (second(x) + EPS), "root"),
     looks("fourth_root", lambda x: centred(x) / (second(x) + EPS).sqrt().sqrt(), "root"),
     case("eps_for_each", lambda: EpsilonForEach(24), TOKENS, row="lookalike", reason="epsilon"),
-    # what is divided by it, and what is under it
+    # The dividend, and the value under the root.
     looks("other_axis", lambda x: centred(x, -1) / torch.sqrt(second(x, 1) + EPS), "other axes"),
     looks(
         "mean_all_var_last", lambda x: (x - x.mean((1, 2), keepdim=True)) / torch.sqrt(second(x) + EPS), "other axes"
@@ -186,7 +209,7 @@ LOOKALIKES: tuple[Case, ...] = (
     ),
     looks("halved_statistics", halved_statistics, "narrowed"),
     case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="its own deviation"),
-    # exact only for a known number of elements
+    # Exact only for a known number of elements.
     looks(
         "unbiased_dynamic", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "dynamic", DYNAMIC_HIDDEN
     ),
@@ -196,7 +219,7 @@ LOOKALIKES: tuple[Case, ...] = (
         "dynamic",
         DYNAMIC_IMAGE,
     ),
-    # batch norms that can't go where they seem to go
+    # Batch norms that can't be folded into their apparent neighbor.
     case(
         "weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"
     ),
@@ -216,7 +239,7 @@ LOOKALIKES: tuple[Case, ...] = (
         FOLDED,
         row="trap",
     ),
-    # a norm, but not the one that it seems to be: square shapes, so that no shape check tells
+    # A norm, but another one than it seems. Shapes are square, so that no shape check gives it away.
     case(
         "gamma_of_another_axis",
         lambda: Affine(lambda x: centred(x, 1) / torch.sqrt(second(x, 1) + EPS), 8),

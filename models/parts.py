@@ -1,7 +1,6 @@
-"""The independent choices of whoever writes a norm by hand, each a small function; ``models.spellings`` multiplies
-them.
+"""Independent choices in a hand-written norm, each a small function; ``models.spellings`` combines them.
 
-Every statistic keeps the reduced dims as 1, so that parts combine freely. Dims are given as non-negative numbers.
+Every statistic keeps the reduced dims as 1, so that all parts combine. Dims are non-negative numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ Affine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Root, torch.Tensor,
 
 
 def count(x: torch.Tensor, dims: Dims) -> int:
-    """Number of elements that one statistic is taken over."""
+    """Count the elements of one statistic.
+
+    Returns:
+        product of the sizes along ``dims``.
+    """
     n = 1
     for d in dims:
         n *= x.shape[d]
@@ -28,14 +31,22 @@ def count(x: torch.Tensor, dims: Dims) -> int:
 
 
 def put_back(statistic: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """Reduced dims back as 1, one unsqueeze each."""
+    """Insert the reduced dims as 1, with one unsqueeze each.
+
+    Returns:
+        the statistic with the rank of its input.
+    """
     for d in sorted(dims):
         statistic = statistic.unsqueeze(d)
     return statistic
 
 
 def viewed(x: torch.Tensor, statistic: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """Reduced dims back as 1, by one view."""
+    """Insert the reduced dims as 1, with one view.
+
+    Returns:
+        the statistic with the rank of ``x``.
+    """
     return statistic.view([1 if d in dims else size for d, size in enumerate(x.shape)])
 
 
@@ -84,7 +95,11 @@ OUTERS: dict[str, Outer] = {
 
 
 def outer(function: Outer) -> Affine:
-    """An affine that only touches x̂, in the signature of those that go deeper."""
+    """Wrap a function of x̂ in the signature of affines that use more.
+
+    Returns:
+        the affine.
+    """
     return lambda x, u, v, root, gamma, beta: function(root(x - u, v), gamma, beta)
 
 
@@ -101,13 +116,17 @@ EPSILONS: tuple[float, ...] = (1e-5, 1e-12, 1e-8, 1e-6, 1e-3)
 
 
 def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Few rows in which every two choices meet at least once (a covering array of strength 2), greedily and always the
-    same.
+    """Yield few rows in which every two choices meet at least once (a covering array of strength 2), greedily and
+    deterministically.
 
-    Recognition goes wrong where two spellings meet; the full product of all choices would be thousands of exports.
+    Recognition fails where two spellings meet; the full product of all choices would be thousands of exports.
+
+    Yields:
+        one option of each choice.
     """
     columns = list(combinations(range(len(choices)), 2))
-    left = {(i, j, a, b): None for i, j in columns for a in choices[i] for b in choices[j]}  # a dict keeps the order
+    # A dict keeps the order.
+    left = {(i, j, a, b): None for i, j in columns for a in choices[i] for b in choices[j]}
     while left:
         i, j, a, b = next(iter(left))
         row: list[str | None] = [None] * len(choices)
@@ -124,7 +143,7 @@ def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _pairs(row: Sequence[str | None], at: int, option: str) -> Iterator[tuple[int, int, str, str]]:
-    """The pairs that ``option`` at position ``at`` makes with what is chosen already."""
+    """Yield the pairs that ``option`` at position ``at`` forms with the options chosen already."""
     for k, other in enumerate(row):
         if other is not None and k != at:
             yield (k, at, other, option) if k < at else (at, k, option, other)

@@ -1,6 +1,6 @@
-"""Norms written as plain Python classes (rows S4a, S4b), and the modules that hold them.
+"""Norms written as plain Python classes (rows S4a, S4b), and modules that hold them.
 
-A plain object is out of reach of ``nn.Module``: ``.eval()`` does not set its ``training`` flag, its tensors are in no
+``nn.Module`` does not see a plain object: ``.eval()`` does not set its ``training`` flag, and its tensors are in no
 state_dict.
 """
 
@@ -40,6 +40,11 @@ class BatchNorm1d:
         return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
 
     def parameters(self) -> list[torch.Tensor]:
+        """List the parameters.
+
+        Returns:
+            gamma and beta.
+        """
         return [self.gamma, self.beta]
 
 
@@ -57,11 +62,16 @@ class LayerNorm1d:
         return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
 
     def parameters(self) -> list[torch.Tensor]:
+        """List the parameters.
+
+        Returns:
+            gamma and beta.
+        """
         return [self.gamma, self.beta]
 
 
 class PlainHolder(nn.Module):
-    """A module that holds one plain norm as an attribute, after a linear layer where ``linear`` is given."""
+    """Module that holds a plain norm as an attribute, after an optional linear layer."""
 
     def __init__(self, norm: BatchNorm1d | LayerNorm1d, linear: nn.Linear | None = None) -> None:
         super().__init__()
@@ -72,8 +82,8 @@ class PlainHolder(nn.Module):
         return self.norm(x if self.linear is None else self.linear(x))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PlainHolder:
-        # .half() does not reach a plain object either; whoever holds one has to convert its tensors, or the output is
-        # float32
+        # .half() does not reach a plain object either. Its holder must convert the tensors, or the output stays
+        # float32.
         for name, value in vars(self.norm).items():
             if isinstance(value, torch.Tensor):
                 setattr(self.norm, name, fn(value))
@@ -81,7 +91,14 @@ class PlainHolder(nn.Module):
 
 
 def trained_batch_norm(dim: int, linear: nn.Linear | None = None, training: bool = False) -> PlainHolder:
-    """S4a after three updates, so that its buffers are (1, D) and not constant; ``training`` leaves its own flag on."""
+    """Make S4a after three updates, so that its buffers are (1, D) and not constant.
+
+    Args:
+        training: leave the norm's own flag on.
+
+    Returns:
+        the holder.
+    """
     norm = BatchNorm1d(dim)
     norm.gamma, norm.beta = torch.randn(dim) * 0.4 + 1, torch.randn(dim) * 0.4
     for _ in range(3):
@@ -91,7 +108,11 @@ def trained_batch_norm(dim: int, linear: nn.Linear | None = None, training: bool
 
 
 def random_layer_norm(dim: int) -> PlainHolder:
-    """S4b with random gamma and beta."""
+    """Make S4b with random gamma and beta.
+
+    Returns:
+        the holder.
+    """
     norm = LayerNorm1d(dim)
     norm.gamma, norm.beta = torch.randn(dim) * 0.4 + 1, torch.randn(dim) * 0.4
     return PlainHolder(norm)

@@ -1,4 +1,4 @@
-"""The list of every model, and what torch.export needs to know of one."""
+"""List every model, and its arguments for torch.export."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ SPELLINGS: tuple[Case, ...] = (*streams(), *torch_layers(), *rms_norms(), *layer
 def export_args(
     case: Case, dtype: torch.dtype = torch.float32, dynamic: bool = False
 ) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any], ...] | None]:
-    """Arguments for ``torch.export.export(module, args, dynamic_shapes=dynamic_shapes)``.
+    """Make arguments for ``torch.export.export(module, args, dynamic_shapes=dynamic_shapes)``.
 
     Returns:
-        args: random inputs at the opt sizes, floats in ``dtype``.
-        dynamic_shapes: for each input its dynamic axes as named Dims with their ranges; None where static.
+        random inputs at the opt sizes, with floats in ``dtype``; and for each input its dynamic axes as named Dims with
+        their ranges, or None if static.
 
     Raises:
-        ValueError: ``dynamic`` of a case that has no dynamic dimension.
+        ValueError: ``dynamic`` for a case without a dynamic dimension.
     """
     if not dynamic:
         return samples(case, dtype), None
@@ -64,8 +64,9 @@ def export_args(
 
 
 class Bank(nn.Module):
-    """Many cases side by side as one module, for a single export: its inputs are theirs one after another, its outputs
-    too."""
+    """Many cases side by side in one module, for a single export. Its inputs and outputs are those of the cases, one
+    after another.
+    """
 
     def __init__(self, cases: Sequence[Case]) -> None:
         super().__init__()
@@ -73,7 +74,11 @@ class Bank(nn.Module):
         self.members = nn.ModuleList(case.make() for case in cases)
 
     def samples(self, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-        """Random inputs at the opt sizes."""
+        """Draw random inputs at the opt sizes.
+
+        Returns:
+            inputs of all cases.
+        """
         return tuple(value for seed, case in enumerate(self.cases) for value in samples(case, dtype, seed=seed))
 
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""RMS norm: x / sqrt(mean(x²) + eps) · weight, no mean taken off, as the models of today write it.
+"""RMS norm as current models write it: x / sqrt(mean(x²) + eps) · weight, without subtracting the mean.
 
 Source: Zhang, Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467, equation 4.
 """
@@ -26,7 +26,7 @@ SQUARES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class SpelledRMSNorm(nn.Module):
-    """RMS norm over the last dim in the given words."""
+    """RMS norm over the last dim in a given spelling."""
 
     def __init__(self, hidden: int, square: str, root: Root, outer: Outer, eps: float, upcast: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class SpelledRMSNorm(nn.Module):
 
 
 class LlamaRMSNorm(nn.Module):
-    """Upcast to float32, normalize, downcast, then the weight in the model's type."""
+    """RMS norm that casts to float32, normalizes, casts back, and multiplies by the weight in the model's type."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class GemmaRMSNorm(nn.Module):
-    """The weight is stored as its distance from 1 and applied in float32, before the downcast."""
+    """RMS norm whose weight is stored as its distance from 1 and applied in float32, before the downcast."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -68,8 +68,9 @@ class GemmaRMSNorm(nn.Module):
 
 
 class T5LayerNorm(nn.Module):
-    """Called a layer norm, but takes no mean off: only the variance in float32, the input stays in its type until the
-    product."""
+    """RMS norm that is called a layer norm. Only the variance is float32; the input keeps its type until the
+    product.
+    """
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class T5LayerNorm(nn.Module):
 
 
 class L2RMSNorm(nn.Module):
-    """x over its L2 norm divided by sqrt(n): the first public implementation's form, here without any epsilon."""
+    """x over its L2 norm divided by sqrt(n): the form of the first public implementation, here without any epsilon."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -95,7 +96,11 @@ class L2RMSNorm(nn.Module):
 
 
 def rms_norms() -> Iterator[Case]:
-    """The forms of the known models, then square × root × weight × upcast."""
+    """Yield the forms of known models, then square × root × weight × upcast.
+
+    Yields:
+        cases.
+    """
     for name, build in {"llama": LlamaRMSNorm, "gemma": GemmaRMSNorm, "t5": T5LayerNorm, "l2": L2RMSNorm}.items():
         yield case(f"rms_{name}", partial(build, 24), TEXT, RMS, row="RMSNorm")
     yield case("rms_torch", partial(nn.RMSNorm, 24, eps=1e-6), (BATCH, SEQ, 24), RMS, row="RMSNorm", handwritten=False)

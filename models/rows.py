@@ -1,4 +1,4 @@
-"""The rows as cases. Sizes are small, and odd where a size that divides well would hide a swapped axis."""
+"""List the rows as cases. Sizes are small, and odd if a size that divides well would hide a swapped axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TEXT: tuple[Size, ...] = (BATCH, SEQ, 24)
 IMAGE: tuple[Size, ...] = (BATCH, 8, HEIGHT, WIDTH)
 
 LN, IN, GN, FOLDED = "LayerNormalization", "InstanceNormalization", "GroupNormalization", "folded"
-BN = "BatchNormalization"  # alone: one node that holds one scale and shift
+# Alone: one node with one scale and shift.
+BN = "BatchNormalization"
 
 
 def case(
@@ -36,13 +37,25 @@ def case(
     more: tuple[Input, ...] = (),
     reason: str = "",
 ) -> Case:
-    """A row's case with a float input ``x`` and ``more``; ``row`` where the name is longer than the row's."""
+    """Make a row's case with a float input ``x`` and ``more`` inputs.
+
+    Args:
+        row: the table's row, if the name is longer than the row's.
+
+    Returns:
+        the case.
+    """
     return Case(
         name, row or name, partial(seeded, build), (Input("x", "float32", shape), *more), expect, handwritten, reason
     )
 
 
 def bert() -> nn.Module:
+    """Build a small BERT.
+
+    Returns:
+        the module.
+    """
     return Bert(vocabulary=99, hidden=32, heads=4, layers=2)
 
 

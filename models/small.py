@@ -1,4 +1,4 @@
-"""Small nets that hold norms as the models of today do, with random weights."""
+"""Small nets with norms used as in current models, with random weights."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class BasicBlock(nn.Module):
 
 
 class SeparableConv(nn.Module):
-    """MobileNet's depthwise and pointwise convolution (Howard et al., arXiv 1704.04861), torch's batch norm after
-    each."""
+    """MobileNet's depthwise and pointwise convolution (Howard et al., arXiv 1704.04861), each followed by torch's batch
+    norm.
+    """
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention through torch's fused function; ``causal`` as decoders use it."""
+    """Multi-head self-attention with torch's fused function; ``causal`` for decoders."""
 
     def __init__(self, hidden: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -76,7 +77,8 @@ class SelfAttention(nn.Module):
 
 class LlamaBlock(nn.Module):
     """Pre-norm decoder block with RMS norms and a gated feed-forward (Touvron et al., arXiv 2302.13971), without
-    rotation."""
+    rotation.
+    """
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -91,7 +93,9 @@ class LlamaBlock(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """A diffusion UNet's block: GroupNorm, SiLU, conv, the timestep's bias, and again (Ho et al., arXiv 2006.11239)."""
+    """Block of a diffusion UNet: GroupNorm, SiLU, conv, the timestep's bias, and again (Ho et al., arXiv
+    2006.11239).
+    """
 
     def __init__(self, channels: int, out: int, time: int, by_hand: bool) -> None:
         super().__init__()
@@ -120,7 +124,7 @@ class DiTBlock(nn.Module):
 
 
 class LinearNorm(nn.Module):
-    """LeViT's Linear + BatchNorm1d of (B, S, D) by way of (B·S, D) (Graham et al., arXiv 2104.01136)."""
+    """LeViT's Linear + BatchNorm1d of (B, S, D), applied as (B·S, D) (Graham et al., arXiv 2104.01136)."""
 
     def __init__(self, hidden: int, out: int) -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class LinearNorm(nn.Module):
 
 
 class LeViTBlock(nn.Module):
-    """LeViT's attention and feed-forward on Linear + BN alone: no layer norm anywhere."""
+    """LeViT's attention and feed-forward on Linear + BN alone, without any layer norm."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""The rows written in other words: ``models.parts`` multiplied over the layouts of layer, instance, group and batch
-norm."""
+"""Rows in other spellings: ``models.parts`` combined over the layouts of layer, instance, group and batch norm."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from .rows import BATCH, FOLDED, GN, HEIGHT, IN, LN, SEQ, WIDTH, case
 
 
 class Spelled(nn.Module):
-    """A layer or instance norm over ``dims`` in the given words; gamma and beta of ``shape``.
+    """Layer or instance norm over ``dims`` in a given spelling; gamma and beta have the shape ``shape``.
 
-    ``style``: "once" shares the mean, "twice" computes it again for each use, "upcast" does it all in float32 inside.
+    ``style``: "once" shares the mean, "twice" computes it again for each use, "upcast" computes everything in float32.
     """
 
     def __init__(
@@ -51,7 +50,15 @@ class Spelled(nn.Module):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the statistics are over: input shape (its normalized dims fixed), dims, the parameters' shape."""
+    """Axes of the statistics.
+
+    Attributes:
+        row: row of the table.
+        input: shape whose normalized dims are fixed.
+        dims: normalized dims.
+        params: shape of gamma and beta.
+        op: expected op type.
+    """
 
     row: str
     input: tuple[Size, ...]
@@ -74,7 +81,12 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layers() -> Iterator[Case]:
-    """Layer and instance norms: mean × variance × root × affine × layout × epsilon × style, every two of them once."""
+    """Yield layer and instance norms: mean × variance × root × affine × layout × epsilon × style, with every two
+    options once.
+
+    Yields:
+        cases.
+    """
     styles = ("once", "twice", "upcast")
     for words in pairwise(
         *(tuple(table) for table in (MEANS, VARIANCES, ROOTS, AFFINES, LAYOUTS)), tuple(map(str, EPSILONS)), styles
@@ -82,7 +94,7 @@ def layers() -> Iterator[Case]:
         mean, variance, root, affine, layout_name, eps, style = words
         layout = LAYOUTS[layout_name]
         arguments = (MEANS[mean], VARIANCES[variance], ROOTS[root], AFFINES[affine], float(eps), style)
-        # without a gamma or beta for each channel the instance norm over the last dims is a layer norm too
+        # Without a gamma or beta for each channel, the instance norm over the last dims is also a layer norm.
         per_channel = affine not in ("absent", "scalar", "element")
         op = layout.op if layout.op == LN or per_channel else f"{IN}|{LN}"
         row = "S1a" if layout.row == "S2a" and "unbiased" in variance else layout.row
@@ -93,10 +105,10 @@ def layers() -> Iterator[Case]:
 
 
 class SpelledGroup(nn.Module):
-    """Group norm of (N, C, H, W) in the given words.
+    """Group norm of (N, C, H, W) in a given spelling.
 
-    ``view`` "3d" is (N, G, −1), "4d" (N, G, C/G, −1), both with the affine after viewing back; "5d" is (N, G, C/G, H,
-    W) with gamma and beta in that view.
+    ``view`` "3d" is (N, G, −1) and "4d" is (N, G, C/G, −1), both with the affine after viewing back. "5d" is (N, G,
+    C/G, H, W) with gamma and beta in that view.
     """
 
     def __init__(
@@ -129,15 +141,19 @@ class SpelledGroup(nn.Module):
 
 
 def groups() -> Iterator[Case]:
-    """Group norms: groups {1, 2, C} × view × variance × root × affine."""
+    """Yield group norms: groups {1, 2, C} × view × variance × root × affine.
+
+    Yields:
+        cases.
+    """
     variances = ("biased", "square", "moments", "unbiased", "unbiased_sum", "std")
     affines = ("after", "absent", "only_gamma", "one_plus")
     for count, view, variance, root, affine in pairwise(
         ("2", "1", "8"), ("3d", "5d", "4d"), variances, tuple(ROOTS), affines
     ):
-        # G = 1 has a layer norm's statistics, G = C an instance norm's; without affine any of the three is one node
+        # G = 1 has a layer norm's statistics, G = C an instance norm's; without affine any of the three is one node.
         op = {"1": LN, "2": GN, "8": f"{IN}|{GN}"}[count] if affine != "absent" else f"{GN}|{IN}|{LN}"
-        # with ddof 1 the number of elements must be known: eps·(n − 1)/n is a constant only then
+        # With ddof 1 the number of elements must be known: only then is eps·(n − 1)/n a constant.
         image: tuple[Size, Size] = (6, 7) if "unbiased" in variance else (HEIGHT, WIDTH)
         build = partial(SpelledGroup, int(count), 8, view, VARIANCES[variance], ROOTS[root], affine)
         yield case(
@@ -150,8 +166,7 @@ def groups() -> Iterator[Case]:
 
 
 class SpelledBatch(nn.Module):
-    """Batch norm on its running statistics, channels at dim 1 of a tensor with ``spatial`` more dims, in the given
-    words."""
+    """Batch norm on its running statistics in a given spelling, with channels at dim 1 and ``spatial`` more dims."""
 
     def __init__(self, channels: int, spatial: int, root: Root, affine: Affine, eps: float = 1e-5) -> None:
         super().__init__()
@@ -190,7 +205,11 @@ PLACES: dict[str, tuple[int, int, tuple[Size, ...], Callable[[nn.Module], nn.Mod
 
 
 def batches() -> Iterator[Case]:
-    """Eval batch norms: place × root × affine; each folds, into the neighbour or to one scale and shift."""
+    """Yield eval batch norms: place × root × affine. Each folds, into the neighbor or to one scale and shift.
+
+    Yields:
+        cases.
+    """
     affines = ("after", "tensorflow", "into_root", "absent", "before", "one_plus", "minus")
     for place, root, affine in pairwise(tuple(PLACES), tuple(ROOTS), affines):
         build = partial(_placed, place, root, affine)

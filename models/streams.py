@@ -1,5 +1,6 @@
-"""Norms whose inner tensors live on: residual streams that use them elsewhere, flattened inputs, modulation,
-channels-first layer norm."""
+"""Norms whose inner tensors have other uses: residual streams, flattened inputs, modulation, channels-first layer
+norm.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Reused(nn.Module):
-    """A layer norm over the last dim, of which one inner tensor is an output too: "centred" x − u, "hat" x̂, "mean" u,
-    "std"."""
+    """Layer norm over the last dim that also outputs an inner tensor: "centred" x − u, "hat" x̂, "mean" u, or "std"."""
 
     def __init__(self, hidden: int, what: str) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ class Reused(nn.Module):
 
 class ResidualStream(nn.Module):
     """Post-norm with hand-written norms: x goes into the norm and around it, and the first norm's output feeds the
-    second."""
+    second.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class Flattened(nn.Module):
 
 
 class UpcastLayerNorm(nn.Module):
-    """Float32 inside, back to x's type before the affine, which runs in the model's type."""
+    """Layer norm that computes in float32 and casts back to x's type before the affine."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -80,8 +81,9 @@ class UpcastLayerNorm(nn.Module):
 
 
 class Modulated(nn.Module):
-    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both made from a condition of
-    (B, D)."""
+    """DiT's adaptive layer norm (Peebles, Xie, arXiv 2212.09748): x̂·(1 + scale) + shift, both computed from a
+    condition of (B, D).
+    """
 
     def __init__(self, hidden: int, by_hand: bool) -> None:
         super().__init__()
@@ -100,7 +102,8 @@ class Modulated(nn.Module):
 
 class ChannelLayerNorm(nn.Module):
     """ConvNeXt's layer norm of NCHW over C (Liu et al., arXiv 2201.03545): by hand, or torch's between two
-    permutations."""
+    permutations.
+    """
 
     def __init__(self, channels: int, by_hand: bool, eps: float = 1e-6) -> None:
         super().__init__()
@@ -119,7 +122,7 @@ class ChannelLayerNorm(nn.Module):
 
 
 class Stack(nn.Module):
-    """``depth`` norms in a row, each with its own parameters, a linear layer between them."""
+    """``depth`` norms in a row, each with its own parameters, with a linear layer between them."""
 
     def __init__(self, hidden: int, depth: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -132,7 +135,7 @@ class Stack(nn.Module):
 
 
 class Unscaled(nn.Module):
-    """A norm over the last dim without parameters."""
+    """Norm over the last dim without parameters."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -143,19 +146,31 @@ class Unscaled(nn.Module):
 
 
 def deviations(x: torch.Tensor) -> Pair:
-    """x − u over the last dim and the sum of its squares."""
+    """Compute x − u over the last dim, and the sum of its squares.
+
+    Returns:
+        (x − u, Σ(x − u)²).
+    """
     c = x - x.mean(-1, keepdim=True)
     return c, (c * c).sum(-1, keepdim=True)
 
 
 def over_sum(x: torch.Tensor) -> torch.Tensor:
-    """c / sqrt(Σc² + ε): a layer norm of epsilon ε/n, scaled by 1/sqrt(n)."""
+    """Compute c / sqrt(Σc² + ε): a layer norm with epsilon ε/n, scaled by 1/sqrt(n).
+
+    Returns:
+        like x.
+    """
     c, total = deviations(x)
     return c / torch.sqrt(total + 1e-4)
 
 
 def over_too_many(x: torch.Tensor) -> torch.Tensor:
-    """Σc² / (n + 1): a layer norm of epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n)."""
+    """Divide Σc² by n + 1: a layer norm with epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n).
+
+    Returns:
+        like x.
+    """
     c, total = deviations(x)
     return c / torch.sqrt(total / (x.shape[-1] + 1) + 1e-4)
 
@@ -169,7 +184,11 @@ EQUALS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 
 
 def streams() -> Iterator[Case]:
-    """One case for each of the above."""
+    """Yield a case for each class and function above.
+
+    Yields:
+        cases.
+    """
     for what in ("centred", "hat", "mean", "std"):
         yield case(f"reused_{what}", lambda what=what: Reused(24, what), TEXT, LN, row="S0a")  # type: ignore[misc]
     yield case("residual_stream", lambda: ResidualStream(24), TEXT, LN, LN, row="S0a")
@@ -196,7 +215,11 @@ def streams() -> Iterator[Case]:
 
 
 def torch_layers() -> Iterator[Case]:
-    """torch's own layers; BatchNorm as a user meets it, after a convolution or alone."""
+    """Yield torch's own layers, with BatchNorm as users have it, after a convolution or alone.
+
+    Yields:
+        cases.
+    """
     volume = (BATCH, 8, 3, HEIGHT, WIDTH)
     yield case(
         "BatchNorm1d",

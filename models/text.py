@@ -1,5 +1,4 @@
-"""Norms of text, (B, S, ·): batch norm over it (rows S0c, S2e) and the encoder layers that hold torch's layer norm
-(S2d)."""
+"""Norms of text, (B, S, ·): batch norms (rows S0c, S2e) and encoder layers with torch's layer norm (S2d)."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ class PositionBatchNorm(nn.Module):
     """S0c: (B, S, H) with one statistic for each (position, feature) pair, over dim 0, biased in output and running
     value.
 
-    ``momentum`` weighs the OLD value; ``update`` chooses between two ways to write the same exponential moving average,
-    "blend": m = m·k + batch·(1 − k), "step": m −= (m − batch)·(1 − k).
+    ``momentum`` weighs the OLD value. ``update`` selects one of two spellings of the same exponential moving average:
+    "blend" is m = m·k + batch·(1 − k), "step" is m −= (m − batch)·(1 − k).
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class PositionBatchNorm(nn.Module):
         self.update = update
 
     def track(self, running: torch.Tensor, batch: torch.Tensor) -> None:
-        """Move a running statistic towards that of the batch, in place."""
+        """Move a running statistic toward the batch's, in place."""
         k = self.momentum
         if self.update == "blend":
             running.copy_(running * k + batch * (1 - k))
@@ -59,7 +58,8 @@ class PositionBatchNorm(nn.Module):
 
 class TextBatchNorm(nn.Module):
     """S2e: one mean for every position, over the batch and the features: (B, S, D) through a BatchNorm1d of S
-    channels."""
+    channels.
+    """
 
     def __init__(self, num_positions: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class TextBatchNorm(nn.Module):
 
 
 class TextBatchNormByHand(nn.Module):
-    """S2e by hand: biased variance in the output, unbiased in the running value, ``momentum`` weighs the NEW value."""
+    """S2e by hand: biased variance in the output, unbiased in the running value; ``momentum`` weighs the NEW value."""
 
     def __init__(self, num_positions: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
@@ -96,8 +96,7 @@ class TextBatchNormByHand(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Multi-head self-attention as BERT writes it: three projections, scores divided by sqrt(head size), an additive
-    mask."""
+    """Multi-head self-attention as in BERT: three projections, scores divided by sqrt(head size), an additive mask."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """S2d: attention and feed-forward, ``nn.LayerNorm(hidden)`` after each residual add (post-norm)."""
+    """S2d: attention and feed-forward, with ``nn.LayerNorm(hidden)`` after each residual add (post-norm)."""
 
     def __init__(self, hidden: int, heads: int, eps: float = 1e-12) -> None:
         super().__init__()
@@ -131,7 +130,8 @@ class BertLayer(nn.Module):
 
 class Bert(nn.Module):
     """S2d: the encoder of Devlin et al. (arXiv 1810.04805) in Hugging Face's layout: (B, S) ids and 0/1 mask to (B, S,
-    hidden)."""
+    hidden).
+    """
 
     def __init__(self, vocabulary: int, hidden: int, heads: int, layers: int, positions: int = 64) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Bert(nn.Module):
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.word_embeddings(ids) + self.position_embeddings(torch.arange(ids.shape[1], device=ids.device))
         x = self.embeddings_norm(x)
-        # the most negative finite value of the type, as Hugging Face does: -inf would make a fully masked row NaN
+        # The most negative finite value of the type, as in Hugging Face; -inf would turn a fully masked row into NaN.
         additive = (1 - mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
         for layer in self.layers:
             x = layer(x, additive)
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """S2d: the encoder layer built into PyTorch, (B, S, D)."""
+    """S2d: PyTorch's own encoder layer, (B, S, D)."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-The verbs of the command line are functions here (``__all__``). Importing this package imports none of the heavy
-libraries; the first use of a verb does. It also switches off the telemetry of an onnxruntime that is imported after it
-(docs/privacy.md).
+The verbs of the command line are functions here (``__all__``). Importing this package loads no heavy library; the first
+use of a verb does. The import also turns off the telemetry of an onnxruntime imported later (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ __all__ = [
     "verify_parts",
 ]
 
-# onnxruntime 1.31 reads it while it is imported, and then writes a device id into the user's cache folder and reports
-# to its maker; ort.disable_telemetry_events() comes too late. A value that the user has set stays.
+# onnxruntime 1.31 reads this variable at import. Without it, the import writes a device id into the user's cache folder
+# and reports to the vendor; ort.disable_telemetry_events() comes too late. A value set by the user stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "recheck", "run", "verify")
@@ -60,7 +59,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """The verbs, for ``dir`` and for completion, before the first of them is used."""
+    """List the verbs, for ``dir`` and for completion, before the first one is used."""
     return sorted({*globals(), *__all__})
 
 

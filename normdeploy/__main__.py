@@ -1,4 +1,4 @@
-"""``python -m normdeploy`` is the command ``normdeploy``."""
+"""Run the command line as ``python -m normdeploy``."""
 
 from .cli.app import main
 

@@ -1,9 +1,8 @@
-"""What a result was made with: the versions of everything that can change it, and the machine."""
+"""Describe the environment of a result: the version of everything that can change it, and the machine."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
 import sys
@@ -31,8 +30,14 @@ LIBRARIES = (
 
 
 def describe_environment() -> dict[str, str]:
-    """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is
-    imported."""
+    """List versions and names without importing a library.
+
+    Returns:
+        key -> version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
+    """
+    # The command line imports this module at its start, and importlib.metadata takes a tenth of that.
+    import importlib.metadata
+
     versions = {}
     for library in LIBRARIES:
         try:
@@ -44,8 +49,12 @@ def describe_environment() -> dict[str, str]:
 
 
 def source_date_epoch() -> int | None:
-    """The seconds since 1970 that SOURCE_DATE_EPOCH states in the place of now (reproducible-builds.org); None where it
-    states none. What is written then says neither when nor how fast it was made."""
+    """Read SOURCE_DATE_EPOCH (reproducible-builds.org). If it is set, files record neither when nor how fast they were
+    made.
+
+    Returns:
+        seconds since 1970 that replace the current time, or None.
+    """
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
     if text.isdecimal():
         return int(text)
@@ -65,8 +74,9 @@ def _cpu_name() -> str:
 
 
 def _gpu_names() -> dict[str, str]:
-    """The driver and the GPUs with their compute capabilities, as NVIDIA's management library names them; {} where
-    there is none."""
+    """Return the driver and the GPUs with their compute capabilities, from NVIDIA's management library; {} without
+    it.
+    """
     try:
         nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
     except OSError:

@@ -1,12 +1,12 @@
-"""The errors that a user can cause. Each says what was wrong, with both values, and what to do.
+"""Errors that a user can cause. Each message says what is wrong, gives both values, and says how to fix it.
 
-The command line prints the message without a traceback and exits with 1. Anything else that escapes is a bug of ours
-and keeps its traceback.
+The command line prints the message without a traceback and exits with 1. Any other exception is a bug of ours and keeps
+its traceback.
 """
 
 import re
 
-# How the text begins that stands for a file of Git LFS.
+# Start of a text file that Git LFS puts in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -15,31 +15,31 @@ class NormdeployError(Exception):
 
 
 class LoadError(NormdeployError):
-    """The file is not what it should be: broken, of an unknown kind, or lacking what it must hold."""
+    """File is broken, of an unknown kind, or incomplete."""
 
 
 class TrustError(LoadError):
-    """Loading would run code that the file brings along; the message says which part."""
+    """Loading would run code from the file; the message names the part."""
 
 
 class TrainingModeError(NormdeployError):
-    """Something in the model is in training mode; the message names it."""
+    """Part of the model is in training mode; the message names it."""
 
 
 class InputError(NormdeployError):
-    """An input specification is wrong, missing or contradicts the model."""
+    """Input specification is wrong, is missing, or contradicts the model."""
 
 
 class ExportError(NormdeployError):
-    """torch could not export the model, or the exported file is not what was asked for."""
+    """torch could not export the model, or the exported file differs from the request."""
 
 
 class GraphError(NormdeployError):
-    """An ONNX file is broken, or uses something that can't be read."""
+    """ONNX file is broken or uses an unsupported feature."""
 
 
 class CertificateError(NormdeployError):
-    """With ``--strict``: a rewrite failed its certificate (it was undone)."""
+    """With ``--strict``: a rewrite failed its certificate and was undone."""
 
 
 class BuildError(NormdeployError):
@@ -47,37 +47,38 @@ class BuildError(NormdeployError):
 
 
 class ExtensionError(NormdeployError):
-    """What an installed package brings (`normdeploy.extensions`) is broken or breaks its contract; names the
-    package."""
+    """Extension of an installed package (`normdeploy.extensions`) is broken or violates its contract; the message names
+    the package.
+    """
 
 
 class StoreError(NormdeployError):
-    """A store of steps can't be reached or written, or holds what is not what its name says."""
+    """Store of steps can't be reached or written, or an object's content does not match its name."""
 
 
 class EvidenceError(NormdeployError):
-    """A signature is missing, by a key that is not trusted, or of something else than what is there."""
+    """Signature is missing, by an untrusted key, or of other content."""
 
 
 class PublishError(NormdeployError):
-    """A registry can't be reached, or refuses what is published."""
+    """Registry can't be reached, or refuses the upload."""
 
 
 class RuntimeCrash(GraphError):
-    """A runtime ends its process when it opens a file."""
+    """Runtime crashes when it opens a file."""
 
 
-# Exit code where nothing failed and something was not run: no GPU, or a package that is missing.
+# Exit code if nothing failed and something was not run: no GPU, or a missing package.
 NOT_RUN = 3
-# How the message begins then, whatever the verb.
+# Start of the message in that case, for every verb.
 NEITHER = "not run, so neither right nor wrong"
 
 
 class RuntimeUnavailable(NormdeployError):
-    """A package or a device that a verb needs is not there; the message says which extra to install."""
+    """Package or device that a verb needs is missing; the message names the extra to install."""
 
 
-# What GitHub Actions, Azure Pipelines and TeamCity obey in the output of a step.
+# Commands that GitHub Actions, Azure Pipelines and TeamCity execute when a step prints them.
 _ORDER = re.compile(
     r":(?=:(add-mask|add-matcher|add-path|debug|echo|endgroup|error|group|notice|remove-matcher|save-state|set-env"
     r"|set-output|stop-commands|warning)\b)|#(?=#\w*\[)",
@@ -86,15 +87,18 @@ _ORDER = re.compile(
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
-# Characters of a line. A name in it may have any number.
+# Characters of a line; a name in it may have any length.
 _LONGEST = 2000
 
 
 def escape_line(text: str) -> str:
-    """``text`` on one line, without control characters: names come from files, and a terminal would obey them.
+    """Put a text on one line without control characters: names come from files, and a terminal would obey them.
 
-    A line feed would begin a line that looks like one of ours, and a line ``::error::`` is an order to a CI server,
-    which a table may also break a name before. What is longer than a screen is cut in its middle.
+    A line feed could fake a line of ours. A line ``::error::`` is a command to a CI server, even if a table wraps in
+    front of it. A text longer than a screen loses its middle.
+
+    Returns:
+        the safe text.
     """
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 4 :]}"
@@ -103,10 +107,14 @@ def escape_line(text: str) -> str:
     return _ORDER.sub(_REPLACED, text)
 
 
-# A line of a message that has several is a point of a list, or the sentence at its end.
+# In a message of several lines, each further line is a list item or one of these sentences.
 _OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was built)")
 
 
 def escape_lines(text: str) -> str:
-    """A message as `escape_line` makes it, with the line feeds that are ours: a name in it may bring others."""
+    """Escape a message like `escape_line`, but keep our own line feeds; those inside names are replaced.
+
+    Returns:
+        the safe message.
+    """
     return "\n".join(map(escape_line, _OUR_LINE.split(text)))

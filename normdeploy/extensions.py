@@ -1,20 +1,19 @@
-"""What installed packages bring: entry points, found when a verb needs them and not before.
+"""Find extensions of installed packages: entry points that are loaded only when a verb needs them.
 
-    group                     what it brings                                 its contract
-    normdeploy.norms          norm ops of a domain of the package's own      `normdeploy.norms.third_party`
+    group                     extension                                      contract
+    normdeploy.norms          norm ops of the package's own domain           `normdeploy.norms.third_party`
     normdeploy.runtimes       a runtime, by name                             `normdeploy.runtimes.third_party_runner`
     normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.third_party_rules`
     normdeploy.translations   operators of torch in ONNX                     `normdeploy.translations`
 
-An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less
-safe. A file can't bring one along. It is imported when it is asked for by its name (a domain that a file uses, an
-option), and all of the norms where ``fuse="portable"`` asks for every form there is, all of the rules by ``check``;
-``-v`` names it. Nothing is imported at ``import normdeploy``.
+An entry point is code that the user put into this Python by installing the package; this module makes it neither safer
+nor less safe. A file can't bring one along. An extension is imported when its name is used: a domain in a file, or an
+option. ``fuse="portable"`` imports all norms, because it tries every form, and ``check`` imports all rules. ``-v`` logs
+the names. ``import normdeploy`` imports none.
 
-``--no-extensions``, the environment variable NORMDEPLOY_NO_EXTENSIONS, or in Python `disabled` let a verb work as
-though none were installed. Nothing is registered anywhere, so two calls of one process, one with and one without, do
-not see each other. A folder of ``sys.path`` is looked through once: what is installed into it later is found by the
-next process.
+``--no-extensions``, the environment variable NORMDEPLOY_NO_EXTENSIONS, or `disabled` in Python turn all extensions off.
+Nothing is registered globally, so calls with and without extensions in one process do not affect each other. Each
+folder of ``sys.path`` is scanned once; later installations are found by the next process.
 """
 
 from __future__ import annotations
@@ -27,10 +26,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ExtensionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 NORMS, RUNTIMES, RULES, TRANSLATIONS = (f"normdeploy.{kind}" for kind in ("norms", "runtimes", "rules", "translations"))
 VARIABLE = "NORMDEPLOY_NO_EXTENSIONS"
@@ -41,42 +42,60 @@ _log = logging.getLogger("normdeploy")
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry point. ``name`` is what it is asked for by, ``value`` the object that it names, "module:attribute"."""
+    """One entry point.
+
+    Attributes:
+        name: name that users ask for.
+        value: "module:attribute" of the object.
+        package: as pip names it.
+        folder: in which the package is installed; "" if unknown.
+    """
 
     group: str
     name: str
     value: str
-    # as pip names it
     package: str
     point: EntryPoint
-    # in which the package is installed
     folder: str = ""
 
     def load(self) -> Any:
-        """The object that the entry point names; its package is imported.
+        """Import the package.
+
+        Returns:
+            the object of the entry point.
 
         Raises:
-            ExtensionError: it can't be imported, or does not hold the object.
+            ExtensionError: the package can't be imported or lacks the object.
         """
         _log.info("%s %s is brought by %s of %s, whose code is run", self.group, self.name, self.value, self.package)
         return self.run("can't be imported", self.point.load)
 
     def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)``, a part of the package.
+        """Call ``function(*args)``, which is code of the package.
+
+        Args:
+            what: description of a failure, for the error.
+
+        Returns:
+            result of the function.
 
         Raises:
-            ExtensionError: whatever it raises. ``what`` says what went wrong then.
+            ExtensionError: the function raised an exception.
         """
         try:
             return function(*args)
         except ExtensionError:
             raise
         except (Exception, SystemExit) as error:
-            # the package's own code; its exit is no verdict of ours
+            # The package's code may call exit; that must not become our verdict.
             raise self.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
     def make_error(self, what: str) -> ExtensionError:
-        """An error that names the package."""
+        """Make an error that names the package.
+
+        Returns:
+            the error.
+        """
         return ExtensionError(
             f"the package {self.package!r} brings {self.value!r} for {self.group} {self.name!r}, and it {what}; mend or"
             " remove the package, or leave all such packages out with --no-extensions"
@@ -84,17 +103,24 @@ class Extension:
 
 
 def installed_extensions(group: str) -> tuple[Extension, ...]:
-    """The entry points of a group in the order of their names, none of them imported; none where extensions are off."""
+    """List the entry points of a group without importing them.
+
+    Returns:
+        entry points sorted by name; empty if extensions are off.
+    """
     if _OFF.get() or os.environ.get(VARIABLE):
         return ()
     return _scan_entry_points(group, tuple(sys.path))
 
 
 def find_extension(group: str, name: str) -> Extension | None:
-    """The one that is called so; None where there is none.
+    """Find an extension by name.
+
+    Returns:
+        the extension, or None.
 
     Raises:
-        ExtensionError: two packages bring one of this name.
+        ExtensionError: two packages have one of this name.
     """
     matching = [e for e in installed_extensions(group) if e.name == name]
     if len(matching) > 1:
@@ -109,7 +135,7 @@ def find_extension(group: str, name: str) -> Extension | None:
 
 @contextmanager
 def disabled(off: bool = True) -> Iterator[None]:
-    """Within it, verbs work as though no package brought anything: ``with disabled(): normdeploy.export(...)``."""
+    """Turn extensions off within a block: ``with disabled(): normdeploy.export(...)``."""
     token = _OFF.set(off or _OFF.get())
     try:
         yield
@@ -119,18 +145,19 @@ def disabled(off: bool = True) -> Iterator[None]:
 
 @lru_cache(maxsize=16)
 def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
-    """``path``: where they are looked for, ``sys.path``; another one is looked through anew."""
+    """Scan the installed packages; ``path`` is ``sys.path``, so that a changed path is scanned again."""
+    # The command line imports this module at its start, which importlib.metadata would slow down by a tenth.
+    from importlib.metadata import entry_points
+
     brought = []
     for point in entry_points(group=group):
-        if point.dist is not None:
-            package = point.dist.name
-        else:
+        if point.dist is None:
             package = "an installed package"
-        if point.dist is not None:
-            folder = str(point.dist.locate_file(""))
-        else:
             folder = ""
+        else:
+            package = point.dist.name
+            folder = str(point.dist.locate_file(""))
         brought.append(Extension(group, point.name, point.value, package, point, folder))
-    # a package may be seen twice on a path
+    # A package may be on the path twice.
     once = {(e.name, e.package, e.value): e for e in brought}
     return tuple(once[key] for key in sorted(once))

@@ -1,8 +1,8 @@
-"""``-v``: what a verb does, line by line with the time, on standard error.
+"""Log the work of a verb to standard error with ``-v``, one line per step with the time.
 
-All of it goes through the logger "normdeploy", so that a program that calls the verbs can have it too. Stages and their
-seconds, files written, each norm with what became of it and why, code of others that is run; for debugging each reading
-of a norm that was given up.
+All lines go through the logger "normdeploy", so that programs that call the verbs can use them. Logged are stages with
+their seconds, files written, each norm's outcome and reason, and foreign code that runs. The debug level adds each
+reading of a norm that was given up.
 """
 
 from __future__ import annotations
@@ -22,20 +22,26 @@ log = logging.getLogger("normdeploy")
 
 
 class _LineFormatter(logging.Formatter):
-    """Seconds since the start, and the message without what a terminal would obey."""
+    """Format seconds since the start and the message, without characters that control a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
         self._start = time.time()
 
     def format(self, record: logging.LogRecord) -> str:
+        """Format one record.
+
+        Returns:
+            line without a newline.
+        """
         return f"[{record.created - self._start:8.2f} s] {escape_line(record.getMessage())}"
 
 
 def start_logging(verbosity: int) -> None:
-    """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for 0.
+    """Send the log to standard error. This replaces an earlier call; handlers that a program added itself stay.
 
-    What an earlier call asked for ends with this one; handlers that a program added itself stay.
+    Args:
+        verbosity: 0 for nothing, 1 for stages and results, 2 for each attempt too.
     """
     log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler.formatter, _LineFormatter)]
     log.setLevel({0: logging.NOTSET, 1: logging.INFO}.get(verbosity, logging.DEBUG))
@@ -47,7 +53,7 @@ def start_logging(verbosity: int) -> None:
 
 
 def log_norms(summary: Summary, notes: Iterable[str] = ()) -> None:
-    """Log what became of each norm, and why; for debugging what else was tried and in how many seconds."""
+    """Log each norm's outcome and reason; at debug level also the other readings tried, and the seconds."""
     if not log.isEnabledFor(logging.INFO):
         return
     for finding in summary.findings:

@@ -1,4 +1,5 @@
-"""The version of the package: a file of its own, because reports name it and must not import the package itself, which
-finds them."""
+"""Version of the package. It has its own file because reports need it and must not import the package, which
+imports them.
+"""
 
 __version__ = "0.1.0"

@@ -1,6 +1,5 @@
-"""normdeploy_plugins: fused normalization kernels in Triton, one op one file, and what TensorRT needs to put them into
-an engine.
+"""normdeploy_plugins: fused normalization kernels in Triton, one file per op, and their integration into TensorRT.
 
-``ops.OPS`` lists them (needs triton), ``_aot.compile_launch`` makes PTX of one, ``qdp.register`` gives them to
-TensorRT.
+``ops.OPS`` lists the ops (needs triton), ``_aot.compile_launch`` compiles a kernel to PTX, ``qdp.register`` registers
+the ops with TensorRT.
 """

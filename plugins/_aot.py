@@ -1,9 +1,9 @@
-"""Kernels ahead of time: one launch → PTX that any driver takes that knows the GPU, from CUDA 12.0 on, with nothing
-else in it; kept on disk by content.
+"""Compile kernels ahead of time to portable PTX, and cache the PTX on disk by content.
 
-What Triton writes is made portable and checked, each of which is an error here rather than a broken engine later:
-the two hidden parameters (global and profile scratch) are unused and removed; ``.target sm_90a`` and its like become
-the plain architecture, as no instruction needs the letter; no source path is inside.
+The PTX runs on every driver from CUDA 12.0 on that knows the GPU. Triton's output is made portable and checked here, so
+that a fault is an error now instead of a broken engine later. The two hidden parameters (global and profile scratch)
+must be unused and are removed. ``.target sm_90a`` and the like become the plain architecture, because no instruction
+needs the letter. No source path is inside.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ from typing import Any
 from ._launch import QUANTIZED, Launch, Op, Tensor
 from ._ptxas import without_spills
 
-# Compute capability: the version of PTX, 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows it (8.6: R565,
-# 8.7: R570); what Triton would choose by itself is newer than many drivers. GPUs that are not listed, as 10.3 and 12.1,
-# take the kernel of the next lower one: without instructions of one architecture alone PTX runs on every later one (PTX
-# ISA, ".target").
+# Compute capability: version of PTX. The version is 8.0 (CUDA 12.0, drivers from R525 on) or the first that knows the
+# capability (8.6: R565, 8.7: R570); Triton's own choice is newer than many drivers. GPUs that are not listed, such as
+# 10.3 and 12.1, use the kernel of the next lower one: without architecture-specific instructions, PTX runs on every
+# later GPU (PTX ISA, ".target").
 PTX_VERSIONS = {(7, 5): 80, (8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 80, (10, 0): 86, (12, 0): 87}
 CAPABILITIES = tuple(PTX_VERSIONS)
-FP8_SINCE, FP8_PTX = (8, 9), 81  # the first GPUs with conversions to E4M3, and the PTX that lets them (CUDA 12.1, R530)
-# Instructions of sm_90a, sm_100a and sm_120a alone, which the plain architecture lacks.
+# First GPUs with conversions to E4M3, and the first PTX with these instructions (CUDA 12.1, R530).
+FP8_SINCE, FP8_PTX = (8, 9), 81
+# Instructions of sm_90a, sm_100a and sm_120a alone; the plain architectures lack them.
 _SPECIFIC = re.compile(r"\b(wgmma|tcgen05|setmaxnreg|multimem|clusterlaunchcontrol)\b")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """``arguments`` are the names of the int32 arguments between inputs and outputs; ``shared`` is in bytes."""
+    """Compiled kernel.
+
+    Attributes:
+        name: name of the entry; contains a digest of the PTX.
+        shared: shared memory in bytes.
+        warps: warps of a block.
+        arguments: names of the int32 arguments between inputs and outputs.
+    """
 
     name: str
     ptx: str
@@ -46,18 +54,28 @@ class Compiled:
 
 
 class AotError(RuntimeError):
-    """There is no kernel that can be put into an engine; says what to do where something can be done."""
+    """Kernel can't be put into an engine; the message says how to fix it if that is possible."""
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: NORMDEPLOY_CACHE, else the user's cache folder."""
+    """Return the folder of compiled kernels.
+
+    Returns:
+        NORMDEPLOY_CACHE or the user's cache folder, with ``kernels`` appended.
+    """
     named = os.environ.get("NORMDEPLOY_CACHE")
     return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normdeploy") / "kernels"
 
 
 def target_of(capability: tuple[int, int]) -> tuple[int, int]:
-    """What is compiled for a GPU of this compute capability: the nearest of CAPABILITIES that is not above it. Raises
-    AotError below all."""
+    """Return the compute capability to compile for.
+
+    Returns:
+        the nearest of CAPABILITIES that is not above the GPU's.
+
+    Raises:
+        AotError: the GPU is older than all of them.
+    """
     known = [c for c in CAPABILITIES if c <= capability]
     if not known:
         least, asked = (".".join(map(str, c)) for c in (CAPABILITIES[0], capability))
@@ -66,19 +84,25 @@ def target_of(capability: tuple[int, int]) -> tuple[int, int]:
 
 
 def specialized(launch: Launch) -> dict[str, int]:
-    """The scalars that the kernel is compiled for: every size that is constant, but not the number of rows, which
-    nothing gains from."""
+    """Select the scalars that the kernel is compiled for.
+
+    Returns:
+        every constant size except the number of rows, which no kernel profits from.
+    """
     return {name: value for name, value in launch.scalars.items() if isinstance(value, int) and name != "rows"}
 
 
 def compile_launch(
     op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]
 ) -> Compiled:
-    """The kernel of ``launch`` for a compute capability and all later ones; from disk where it was compiled before.
-    Its name holds a digest of it.
+    """Compile the kernel of ``launch`` for a compute capability and all later ones, or read it from the cache.
 
-    Raises AotError where the GPU has not the type, Triton or its ptxas fails, and where the PTX uses scratch memory,
-    instructions of one architecture alone, or names a source file.
+    Returns:
+        the kernel; its name contains a digest of the PTX.
+
+    Raises:
+        AotError: the GPU lacks the type, Triton or its ptxas fails, or the PTX uses scratch memory, uses instructions
+            of one architecture alone, or names a source file.
     """
     if capability < FP8_SINCE and any(t.dtype == QUANTIZED["fp8"] for t in outputs):
         least, asked = (".".join(map(str, c)) for c in (FP8_SINCE, capability))
@@ -134,7 +158,11 @@ def _own_source() -> str:
 
 @functools.cache
 def sources() -> str:
-    """A digest of all that decides over kernels and tactics: this package and Triton's version."""
+    """Hash everything that determines kernels and tactics: this package and Triton's version.
+
+    Returns:
+        hex digest.
+    """
     import triton
 
     files = sorted(Path(__file__).parent.glob("*.py"))
@@ -142,7 +170,7 @@ def sources() -> str:
 
 
 def _read(file: Path) -> Compiled | None:
-    """What was kept, or None where there is nothing or not what was written."""
+    """Read a cached kernel; return None if there is none or its content is damaged."""
     try:
         digest, text = file.read_text().split("\n", 1)
         if hashlib.sha256(text.encode()).hexdigest() != digest:
@@ -160,7 +188,8 @@ def _write(file: Path, compiled: Compiled) -> None:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
             out.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
         os.replace(out.name, file)
-    except OSError:  # a cache that can't be written costs time, nothing else
+    # A cache that can't be written only costs time.
+    except OSError:
         return
 
 
@@ -173,7 +202,7 @@ def _compile(
     from triton.knobs import compilation
     from triton.runtime.errors import PTXASError
 
-    # pointers are aligned as cudaMalloc and TensorRT align them: without the hint loads are 2 bytes wide
+    # Pointers have the alignment of cudaMalloc and TensorRT; without the hint loads are 2 bytes wide.
     hints = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
     version = max(PTX_VERSIONS[capability], FP8_PTX if f"*{QUANTIZED['fp8']}" in signature.values() else 0)
@@ -213,15 +242,27 @@ def _refused(kernel: str, capability: tuple[int, int], told: str) -> str:
 
 
 def named(ptx: str, name: str) -> tuple[str, str]:
-    """(name, PTX) with a digest of the PTX in the kernel's name: variants of one kernel meet in one engine, where
-    nothing says that they are told apart by more than their names."""
+    """Put a digest of the PTX into the kernel's name.
+
+    Variants of one kernel end up in the same engine, and TensorRT may distinguish them only by name.
+
+    Returns:
+        (name, PTX).
+    """
     own = f"{name}_{hashlib.sha256(ptx.encode()).hexdigest()[:16]}"
     return own, re.sub(rf"\b{name}(?=\b|_param_)", own, ptx)
 
 
 def portable(ptx: str, name: str, visible: int) -> str:
-    """``ptx`` with the ``visible`` first parameters alone, for the plain architecture; see the head of this file for
-    what is checked."""
+    """Make PTX portable, as the module's docstring describes: keep only the ``visible`` first parameters, and use the
+    plain architecture.
+
+    Returns:
+        the new PTX.
+
+    Raises:
+        AotError: a check fails.
+    """
     head = re.search(rf"\.entry {name}\((.*?)\)", ptx, re.DOTALL)
     if head is None:
         raise AotError(f"no entry {name} in the PTX")

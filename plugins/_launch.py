@@ -1,8 +1,7 @@
-"""How an op becomes one kernel launch: values that the interpreter, the ahead-of-time compiler, a GPU test and TensorRT
-all read.
+"""Describe an op's kernel launch in values that the interpreter, the ahead-of-time compiler, GPU tests and TensorRT all
+read.
 
-Sizes are ints or TensorRT's symbolic expressions; those know ``+ − * //`` and ``==`` with an int on the right, and
-nothing else.
+Sizes are ints or TensorRT's symbolic expressions; these support only ``+ − * //`` and ``==`` with an int on the right.
 """
 
 from __future__ import annotations
@@ -11,23 +10,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Size = Any  # int or a symbolic expression of TensorRT
+# int or a symbolic expression of TensorRT.
+Size = Any
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "i8": 1, "fp8e4nv": 1}
-QUANTIZED = {"int8": "i8", "fp8": "fp8e4nv"}  # what an attribute ``to`` may be, and Triton's name of that type
-# Texts that an attribute may hold; plugin nodes hold their places here. The bindings of TensorRT 10.9 to 10.15 garble
-# texts under NumPy 2.
+# Values of an attribute ``to`` -> Triton's name of the type.
+QUANTIZED = {"int8": "i8", "fp8": "fp8e4nv"}
+# Texts that an attribute may have; plugin nodes store their positions in this tuple. The bindings of TensorRT 10.9 to
+# 10.15 garble texts under NumPy 2.
 TEXTS = ("none", "relu", "silu", "int8", "fp8")
 
 
 class Unknown:
-    """A size that is not known when the engine is built and that nothing is computed from."""
+    """Size that is unknown when the engine is built; nothing is computed from it."""
 
     is_fake = True
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and Triton's name of the type (fp32, fp16, bf16; of a quantized output i8 or fp8e4nv)."""
+    """Shape and Triton's name of the type (fp32, fp16, bf16; i8 or fp8e4nv for a quantized output)."""
 
     shape: tuple[Size, ...]
     dtype: str
@@ -35,8 +36,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program works on: ``rows`` × ``block`` elements by ``warps`` warps; ``loop`` over further blocks where
-    the row is longer; ``pack``: how many groups lie side by side in it, or channels of one group in one row of it."""
+    """Work of one program: ``rows`` × ``block`` elements by ``warps`` warps.
+
+    Attributes:
+        loop: the program loops over further blocks if the row is longer.
+        pack: number of groups side by side in the tile, or of channels of one group in one of its rows.
+    """
 
     rows: int
     block: int
@@ -47,14 +52,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, one launch, a grid of one dim. Arguments: the op's inputs, ``scalars`` (int32) in order, its outputs,
-    ``constants``.
+    """One launch of one kernel, with a one-dimensional grid.
 
-    A tensor may hold more than 2³¹ elements, but sizes and TensorRT's expressions are int32: no number of rows nor the
-    length of one may reach 2³¹. None of the expressions is larger than both: rows, a row, and blocks of rows are all
-    that is ever multiplied out.
+    The arguments are the op's inputs, ``scalars`` (int32) in order, its outputs, and ``constants``. A tensor may have
+    more than 2³¹ elements, but sizes and TensorRT's expressions are int32. So neither the number of rows nor the length
+    of one may reach 2³¹. No expression exceeds both: only rows, a row, and blocks of rows are ever multiplied.
 
-    Raises ValueError where a size that is known is too large.
+    Raises:
+        ValueError: a known size is too large.
     """
 
     kernel: Any
@@ -69,6 +74,11 @@ class Launch:
 
 
 def check_size(name: str, size: Size) -> None:
+    """Check that a known size is below 2³¹.
+
+    Raises:
+        ValueError: it is not.
+    """
     if isinstance(size, int) and size >= 2**31:
         raise ValueError(f"{name} is {size}; the kernels take sizes below 2**31 = {2**31}, so keep this norm as it is")
 
@@ -77,11 +87,18 @@ def check_size(name: str, size: Size) -> None:
 class Op:
     """One op of the domain ``normdeploy``.
 
-    ``types`` has a letter for each input, then for each output: T the type of the data, P that of parameters (the
-    data's, or fp32), F fp32, Q the quantized type that the attribute ``to`` says. ``outputs`` gives the outputs' shapes
-    from the inputs' (None: each is like the first input); shapes may be symbolic. ``tiles`` lists the tactics, the
-    default first; it may look at constant sizes alone. ``reference`` takes and gives float64 arrays; attributes go by
-    name.
+    Attributes:
+        types: a letter for each input, then for each output: T the data's type, P the parameters' (the data's, or
+            fp32), F fp32, Q the quantized type of the attribute ``to``.
+        attributes: name -> Python type.
+        tiles: lists the tactics, the default first; it may use constant sizes only.
+        launch: makes the launch of a tactic.
+        reference: computes the op on float64 arrays, with attributes as keywords.
+        shapes: computes the outputs' shapes from the inputs'; None if each is like the first input. Shapes may be
+            symbolic.
+        required: attribute -> allowed values.
+        beside: for inputs (N, C, H, W) with memory (N, H, W, C): returns the op, inputs and attributes that compute the
+            same there.
     """
 
     name: str
@@ -93,19 +110,29 @@ class Op:
     reference: Callable[..., Any]
     outputs: tuple[str, ...] = ("y",)
     shapes: Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Size, ...]]] | None = None
-    required: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # attribute: the values that it may have
-    # of inputs (N, C, H, W) whose memory is (N, H, W, C): the op, inputs and attributes that compute the same there
+    required: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     beside: Callable[[Sequence[Tensor], dict[str, Any]], Call | None] | None = None
 
     def encoded(self, attributes: Mapping[str, Any]) -> dict[str, int | float]:
-        """The attributes as a plugin node holds them, in the order in which they are registered."""
+        """Encode attributes for a plugin node.
+
+        Returns:
+            numbers, in the order of registration.
+        """
         return {
             name: TEXTS.index(attributes[name]) if kind is str else kind(attributes[name])
             for name, kind in self.attributes.items()
         }
 
     def decoded(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The attributes from arrays of one number. Raises ValueError where one is missing or can't be what it is."""
+        """Decode attributes from arrays of one number.
+
+        Returns:
+            attributes, with texts in place of their positions.
+
+        Raises:
+            ValueError: one is missing or has an invalid value.
+        """
         missing = [name for name in self.attributes if name not in given]
         if missing:
             raise ValueError(f"{self.name}: the node has no {', '.join(missing)}; a plugin has no defaults")
@@ -123,6 +150,11 @@ class Op:
         return read
 
     def output_tensors(self, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
+        """Describe the outputs.
+
+        Returns:
+            shape and type of each.
+        """
         shapes = self.shapes(inputs, attributes) if self.shapes else [inputs[0].shape] * len(self.outputs)
         kinds = self.types[len(self.inputs) :]
         named = {"F": "fp32", "Q": QUANTIZED.get(attributes.get("to", ""), "")}
@@ -133,8 +165,13 @@ Call = tuple[Op, list[Tensor], dict[str, Any]]
 
 
 def in_channels_last(op: Op, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Call | None:
-    """What computes ``op`` where x and y are in TensorRT's format HWC8, None where nothing does. HWC8 pads the channels
-    to a multiple of 8 and holds half precision alone; without padding it is (N, H, W, C)."""
+    """Find the op that computes ``op`` if x and y are in TensorRT's format HWC8.
+
+    HWC8 pads the channels to a multiple of 8 and exists for half precision only; without padding it is (N, H, W, C).
+
+    Returns:
+        op, inputs and attributes, or None if there is none.
+    """
     x = inputs[0]
     channels = constant(x.shape[1]) if len(x.shape) == 4 else None
     if op.beside is None or attributes.get("channels_last") or not channels or channels % 8:
@@ -144,16 +181,23 @@ def in_channels_last(op: Op, inputs: Sequence[Tensor], attributes: dict[str, Any
 
 
 def constant(size: Size) -> int | None:
-    """The value of a size that is known when the engine is built, None for a dynamic one (also while TensorRT asks with
-    fake shapes)."""
+    """Return the value of a size that is known when the engine is built.
+
+    Returns:
+        the value; None for a dynamic size, and while TensorRT asks with fake shapes.
+    """
     if isinstance(size, int):
         return size
     return None if size.is_fake or not size.is_constant else int(size.constant_value())
 
 
 def constant_product(sizes: Iterable[Size]) -> int | None:
-    """The product where every size is constant; does no symbolic arithmetic, which TensorRT forbids while it asks for
-    tactics."""
+    """Multiply sizes if all are constant. No symbolic arithmetic is used, because TensorRT forbids it while it asks for
+    tactics.
+
+    Returns:
+        the product, or None.
+    """
     result = 1
     for size in sizes:
         value = constant(size)
@@ -164,8 +208,11 @@ def constant_product(sizes: Iterable[Size]) -> int | None:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """The product, an int where it is constant; constants are multiplied first, from the right (TensorRT has no ``int *
-    expression``)."""
+    """Multiply sizes. Constants are multiplied first, and from the right, because TensorRT has no ``int * expression``.
+
+    Returns:
+        an int if all are constant, else an expression.
+    """
     factor, symbolic = 1, None
     for size in sizes:
         value = constant(size)
@@ -179,54 +226,87 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def one_each(shape: Sequence[Size], axis: int) -> tuple[Size, ...]:
-    """The shape of one number for each row, of the same rank: the dims from ``axis`` on are 1."""
+    """Return the shape of one number for each row, with the same rank.
+
+    Returns:
+        ``shape`` with 1 in place of the dims from ``axis`` on.
+    """
     return (*shape[:axis], *(1,) * len(shape[axis:]))
 
 
 def cdiv(size: Size, divisor: int) -> Size:
+    """Divide and round up.
+
+    Returns:
+        int or expression.
+    """
     return size if divisor == 1 else (size + (divisor - 1)) // divisor
 
 
 def programs(size: Size) -> Size:
-    """A grid of ``size`` programs; one (whose rows are all masked) where the batch is empty, as CUDA refuses a grid of
-    0."""
+    """Return a grid of ``size`` programs.
+
+    Returns:
+        at least 1, because CUDA refuses a grid of 0; all rows of that program are masked if the batch is empty.
+    """
     return size + (size == 0) * 1
 
 
 def next_power_of_2(n: int) -> int:
+    """Round up to a power of 2.
+
+    Returns:
+        at least 1.
+    """
     return 1 << max(n - 1, 0).bit_length()
 
 
-# Elements that one program keeps in registers: at 16,384 and 8 or more warps nothing spills in any type
+# Elements that one program keeps in registers: with 16,384 elements and 8 or more warps nothing spills in any type
 # (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
-# More warps than 8 wait for each other in every reduction: on an H200 a LayerNorm of 16,384 columns took 109 µs with 16
+# More than 8 warps wait for each other in every reduction: on an H200 a LayerNorm of 16,384 columns took 109 µs with 16
 # or 32 of them and 75 µs with 8 (benchmarks/results/kernels.md).
 USUAL_WARPS = 8
-# Elements and warps of a program that reads a longer row piece by piece. 8 elements a thread, one access of 16 bytes in
-# half precision, take 40 to 56 registers in most kernels, 16 take 64 and more (benchmarks/results/roofline.md).
+# Elements and warps of a program that reads a longer row in pieces. 8 elements a thread, one access of 16 bytes in half
+# precision, take 40 to 56 registers in most kernels; 16 take 64 and more (benchmarks/results/roofline.md).
 LOOPED = ((4096, 16), (2048, 8), (8192, 16), (1024, 4))
-# The same for rows that are known to be longer than REGISTER_TILE: on an H200 rows of 65,536 took 112 µs by 1024
-# elements at a time, 107 by 4096, 93 by 8192 and 80 by 16,384; groups of 20,480 took 85 by 4096, 92 by 8192 and 108 by
+# The same for rows known to be longer than REGISTER_TILE. On an H200 rows of 65,536 took 112 µs with 1024 elements at a
+# time, 107 with 4096, 93 with 8192 and 80 with 16,384; groups of 20,480 took 85 with 4096, 92 with 8192 and 108 with
 # 16,384.
 LONG = ((8192, 16), (4096, 16), (16384, 16))
-# From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
+# From about this many elements per program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
 
 
 def warps_for(elements: int, per_thread: int) -> int:
+    """Return the number of warps for ``elements`` with ``per_thread`` elements a thread.
+
+    Returns:
+        1 to 32.
+    """
     return min(32, max(1, elements // (32 * per_thread)))
 
 
 def usual_warps(elements: int) -> int:
-    """16 elements a thread, or more where that would be more warps than USUAL_WARPS."""
+    """Return the default number of warps: 16 elements a thread, or more if that would exceed USUAL_WARPS.
+
+    Returns:
+        1 to USUAL_WARPS.
+    """
     return min(USUAL_WARPS, warps_for(elements, 16))
 
 
 def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
-    """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine
-    runs. What is ``heavy`` computes or reads more for each element than a norm alone: fewer threads, and pieces in
-    place of idle lanes, are then faster."""
+    """List the tactics for rows of ``n`` contiguous elements.
+
+    Args:
+        n: None for a length that is known only at run time.
+        heavy: the kernel computes or reads more for each element than a norm alone. Then fewer threads, and pieces
+            instead of idle lanes, are faster.
+
+    Returns:
+        tactics, the default first.
+    """
     if n is None:
         return [Tile(1, size, warps, loop=True) for size, warps in LOOPED]
     if next_power_of_2(n) > REGISTER_TILE:
@@ -240,7 +320,8 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     if heavy:
         one = max(SMALL_TILE // 2, block)
         tiles.insert(0, Tile(one // block, block, min(USUAL_WARPS, warps_for(one, 32))))
-    if n % 4 and block <= 256:  # of 2 bytes at once: a warp for itself then needs half as many instructions
+    # Such rows load 2 bytes at a time; a program of one warp then needs half as many instructions.
+    if n % 4 and block <= 256:
         tiles.insert(0, Tile(256 // block, block, 1))
     pieces = in_pieces(n, block)
     first = heavy and block > SMALL_TILE // 2
@@ -249,21 +330,31 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
 
 
 def in_pieces(n: int, block: int) -> list[Tile]:
-    """The tile that reads a row of ``n`` elements piece by piece though ``block`` elements fit into registers; none
-    where nothing speaks for it."""
+    """Return the tile that reads a row of ``n`` elements in pieces, although ``block`` elements fit into registers.
+
+    Returns:
+        one tile; none without an advantage.
+    """
     piece = n & -n
     idle = 4 * (block - n) >= block
-    if idle and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
+    # 5120 and 10240: more than a third of the lanes would be idle.
+    if idle and piece >= 256:
         return [Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True)]
-    if idle and piece == 128:  # 1152
+    # Such as 1152.
+    if idle and piece == 128:
         return [Tile(1, 512, 2, loop=True)]
-    if block == REGISTER_TILE:  # which a block holds, and no other beside it
+    # One block holds the tile, and no second block fits beside it.
+    if block == REGISTER_TILE:
         return [Tile(1, *LOOPED[0], loop=True)]
     return []
 
 
 def row_launch(kernel: Any, x: Tensor, axis: int, tile: Tile, constants: dict[str, Any], **scalars: Size) -> Launch:
-    """A kernel over rows: dims from ``axis`` on are a row, those before it count the rows."""
+    """Make the launch of a kernel over rows: dims from ``axis`` on form a row, the dims before it count the rows.
+
+    Returns:
+        the launch.
+    """
     rows, n = product(x.shape[:axis]), product(x.shape[axis:])
     return Launch(
         kernel,

@@ -1,4 +1,4 @@
-"""The ptxas that triton ships: what it makes of a kernel's PTX. A driver has one of its own, of another version."""
+"""Run the ptxas that triton ships on a kernel's PTX. A driver has its own ptxas, of another version."""
 
 from __future__ import annotations
 
@@ -8,19 +8,34 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# Registers a thread above which fewer warps fit on a multiprocessor.
+# Registers a thread; above each, fewer warps fit on a multiprocessor.
 _STEPS = (40, 48, 64, 80, 96, 128, 168, 255)
 
 
 @dataclass(frozen=True)
 class Resources:
+    """Resources of a kernel.
+
+    Attributes:
+        registers: per thread.
+        spilled: bytes stored and loaded.
+        shared: bytes a block.
+    """
+
     registers: int
-    spilled: int  # bytes stored and loaded
+    spilled: int
     shared: int
 
 
 def assemble(ptx: str, capability: tuple[int, int]) -> Resources:
-    """Raises CalledProcessError with ptxas's words where it refuses the PTX."""
+    """Assemble PTX.
+
+    Returns:
+        resources of the kernel.
+
+    Raises:
+        CalledProcessError: ptxas refuses the PTX; has its message.
+    """
     from triton import knobs
 
     architecture = 10 * capability[0] + capability[1]
@@ -39,8 +54,11 @@ def assemble(ptx: str, capability: tuple[int, int]) -> Resources:
 
 
 def without_spills(ptx: str, capability: tuple[int, int]) -> str:
-    """``ptx``, with the registers that it needs allowed by name where ptxas would rather spill a few bytes than step
-    over the next lower number; as it is where no number helps."""
+    """Allow the kernel more registers if ptxas would spill a few bytes rather than exceed the next lower step.
+
+    Returns:
+        PTX with a limit of registers; unchanged if no limit helps.
+    """
     found = assemble(ptx, capability)
     threads = int(re.findall(r"\.reqntid (\d+)", ptx)[0])
     for most in _STEPS:

@@ -1,12 +1,12 @@
-"""A norm and the QuantizeLinear behind it, in Triton: what its kernels in int8 and FP8 share.
+"""Shared parts of the kernels for a norm followed by QuantizeLinear, in int8 and FP8.
 
-QuantizeLinear with zero point 0 (ONNX): int8 is saturate(round(y / scale)), a tie going to the even number; FP8 (E4M3,
-at most 448) is the nearest number of that type, what is larger saturated. y is the norm as it would be stored in x's
-type, so that it is rounded as before QuantizeLinear; the quotient is one of float32, correctly rounded (`quotient`). A
-NaN becomes −128 in int8 (ONNX leaves it open; onnxruntime 1.31 does so too) and a NaN in FP8.
+QuantizeLinear with zero point 0 (ONNX): int8 is saturate(round(y / scale)), with ties to even. FP8 (E4M3, at most 448)
+is the nearest number of that type; larger values saturate. y is the norm rounded to x's type, as QuantizeLinear would
+read it; the quotient is a correctly rounded float32 (`quotient`). A NaN becomes −128 in int8 (ONNX leaves it open;
+onnxruntime 1.31 does the same) and a NaN in FP8.
 
-The scale is given, one number, or (``DYNAMIC``) made of each row in float32: max(max|y|, least) / 127, or / 448. A NaN
-in a row makes its scale a NaN. Of a row of zeros and least = 0 the scale is 0, and the quotient a NaN.
+The scale is given, one number, or (``DYNAMIC``) computed for each row in float32: max(max|y|, least) / 127, or / 448. A
+NaN in a row makes its scale a NaN. A row of zeros with least = 0 has the scale 0, and its quotient is a NaN.
 """
 
 import numpy as np
@@ -33,8 +33,11 @@ LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 def quantized(y: np.ndarray, scale: np.ndarray, to: str) -> np.ndarray:
-    """QuantizeLinear with zero point 0 in float64: the integers, or the numbers of E4M3 (3 bits behind the point, the
-    least exponent −6)."""
+    """Compute QuantizeLinear with zero point 0 in float64.
+
+    Returns:
+        the integers, or the numbers of E4M3 (3 fraction bits, smallest exponent −6).
+    """
     with np.errstate(all="ignore"):
         quotient = y / scale
         if to == "int8":
@@ -45,7 +48,11 @@ def quantized(y: np.ndarray, scale: np.ndarray, to: str) -> np.ndarray:
 
 
 def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """What is quantized by a scale of each row, the dims from ``axis`` on, and these scales."""
+    """Quantize by a scale for each row; rows are the dims from ``axis`` on.
+
+    Returns:
+        quantized values and scales.
+    """
     axes = tuple(range(axis % y.ndim, y.ndim))
     scales = np.maximum(np.abs(y).max(axes, keepdims=True, initial=0.0), least) / LARGEST[to]
     return quantized(y, scales, to), scales
@@ -53,35 +60,39 @@ def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray,
 
 @triton.jit
 def quotient(y, scale):
-    """y / scale, correctly rounded where 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰ and it is not so large or small that it is saturated or
-    becomes 0 anyway; else within one place.
+    """Compute y / scale: correctly rounded if 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰ and the quotient is not so large or small that it
+    saturates or becomes 0 anyway; else within one place.
 
-    By the correctly rounded reciprocal, which a row has one of, and two corrections, q + (y − q·scale)/scale, whose
-    remainders are exact in a fused multiply-add: after the first q is within one place, and the second rounds correctly
-    (Markstein, IBM J. Res. Dev. 34, 1990). A division for each element would take twice as many instructions,
-    one of them of the slow unit.
+    It multiplies by the correctly rounded reciprocal, one for each row, and makes two corrections q + (y −
+    q·scale)/scale, whose remainders are exact in a fused multiply-add. After the first q is within one place, and the
+    second rounds correctly (Markstein, IBM J. Res. Dev. 34, 1990). A division for each element would take twice as many
+    instructions, one of them on the slow unit.
+
+    Returns:
+        float32.
     """
     by = tl.zeros_like(y) + scale
     inverse = tl.zeros_like(y) + tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
     q = y * inverse
     better = tl.fma(tl.fma(-q, by, y), inverse, q)
     better = tl.fma(tl.fma(-better, by, y), inverse, better)
-    return tl.where(tl.abs(q) < 512.0, better, q)  # of an infinity the remainder is none
+    # The remainder of an infinity is not a number, so large quotients stay uncorrected.
+    return tl.where(tl.abs(q) < 512.0, better, q)
 
 
 @triton.jit
 def store_quantized(ptr, offset, y, scale, mask):
-    """``y``, float32, divided by ``scale`` and stored in the type of ``ptr``."""
+    """Divide ``y`` (float32) by ``scale`` and store it in the type of ``ptr``."""
     q = quotient(y, scale)
     if ptr.dtype.element_ty == tl.int8:
-        # at and above 2²² a float32 has no digits behind the point: adding 1.5 · 2²³ rounds to the even number, and the
-        # low bits of the sum are the integer; a comparison with a NaN is false
+        # At 2²² and above a float32 has no fraction digits. Adding 1.5 · 2²³ rounds to even, and the low bits of the
+        # sum are the integer. A comparison with a NaN is false.
         limited = tl.minimum(tl.where(q > -128.0, q, -128.0), 127.0)
         bits = (limited + 12582912.0).to(tl.int32, bitcast=True)
         tl.store(ptr + offset, bits.to(tl.int8), mask=mask)
     else:
-        # below sm_90 Triton cuts to float16 first: what is cut off is left as an odd last digit, so that no number
-        # becomes a tie that is none (round to odd: Boldo, Melquiond 2008)
+        # Below sm_90 Triton truncates to float16 first. Truncated bits are kept as an odd last digit, so that no number
+        # becomes a false tie (round to odd: Boldo, Melquiond 2008).
         bits = q.to(tl.int32, bitcast=True)
         odd = tl.where((bits & 0x1FFF) != 0, bits | 0x2000, bits).to(tl.float32, bitcast=True)
         tl.store(ptr + offset, odd.to(ptr.dtype.element_ty), mask=mask)
@@ -89,30 +100,48 @@ def store_quantized(ptr, offset, y, scale, mask):
 
 @triton.jit
 def magnitude(y, mask):
-    """The bits of |y|, 0 where masked: as whole numbers they are ordered as the numbers are, and a NaN is above all."""
+    """Return the bits of |y|, 0 for masked elements. As integers they are ordered like the numbers, and a NaN is above
+    all.
+
+    Returns:
+        int32.
+    """
     return tl.where(mask, y.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
 
 
 @triton.jit
 def row_scale(scale_ptr, row, rows, bits, LEAST: tl.constexpr, TO: tl.constexpr):
-    """The scales ``[ROWS, 1]`` of rows whose largest magnitudes have these ``bits`` ``[ROWS]``, which are stored."""
+    """Compute and store the scales of rows from the ``bits`` ``[ROWS]`` of their largest magnitudes.
+
+    Returns:
+        scales ``[ROWS, 1]``.
+    """
     largest = bits.to(tl.float32, bitcast=True)
     largest = tl.where(largest < LEAST, LEAST, largest)
     limit: tl.constexpr = 127.0 if TO == tl.int8 else 448.0  # noqa: SIM300 (a type is no constant)
     scale = tl.div_rn(largest, tl.full([1], limit, tl.float32))
-    tl.store(scale_ptr + row, scale, mask=row < rows)  # of rows without elements too
+    # Rows without elements get a scale too.
+    tl.store(scale_ptr + row, scale, mask=row < rows)
     return scale[:, None]
 
 
 @triton.jit
 def as_stored(y, ptr):
-    """``y`` rounded as a tensor of the type of ``ptr`` would hold it, in float32."""
+    """Round ``y`` to the type of ``ptr``.
+
+    Returns:
+        float32.
+    """
     return y.to(ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def normalized(x, mean, inverse, gamma_ptr, beta_ptr, x_ptr, at, known, CENTERED: tl.constexpr):
-    """The norm of ``x``, rounded to the data's type."""
+    """Compute the norm of ``x``, rounded to the data's type.
+
+    Returns:
+        float32.
+    """
     y = (x - mean) * inverse * load(gamma_ptr, at, known)
     return as_stored(y + load(beta_ptr, at, known) if CENTERED else y, x_ptr)
 
@@ -137,9 +166,11 @@ def norm_quantize(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """LayerNorm (``CENTERED``) or RMSNorm of rows, of x + residual with ``ADD``, quantized by one scale, or
-    (``DYNAMIC``) by one of each row, which is an output. A pointer that is not used is any other."""
-    if rows == 0:  # of the one program that a grid then has
+    """Compute LayerNorm (``CENTERED``) or RMSNorm of rows, of x + residual with ``ADD``, and quantize it by one scale,
+    or (``DYNAMIC``) by one for each row, which is an output. An unused pointer may be any other one.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     TO: tl.constexpr = y_ptr.dtype.element_ty
     scale = tl.full([1, 1], 1.0, tl.float32) if DYNAMIC else tl.load(scale_ptr + tl.zeros([1, 1], tl.int32))

@@ -1,7 +1,6 @@
 """Residual add and LayerNorm over the last dim: sum = x + residual, y = LayerNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are those of the sum as it is stored, as after an
-Add node.
+x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are of the stored sum, as after an Add node.
 """
 
 import numpy as np
@@ -17,6 +16,11 @@ from .layer_norm import affine
 def reference(
     x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the op in float64.
+
+    Returns:
+        (y, sum).
+    """
     return layer_norm.reference(x + residual, gamma, beta, epsilon=epsilon, axis=-1), x + residual
 
 
@@ -35,7 +39,8 @@ def add_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
@@ -48,7 +53,7 @@ def add_layer_norm_kernel(
             if LOOP:
                 mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, length, ROWS, SIZE, True)
                 scale = inverse_root(m2 / length, EPSILON)
-                # the sum is made again: what another thread stored could be read back only after a barrier
+                # The sum is computed again: a value stored by another thread could be read back only after a barrier.
                 for start in range(0, length, SIZE):
                     at = start + col
                     mask = inside(live, at < length, ROWS)

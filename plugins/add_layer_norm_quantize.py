@@ -1,9 +1,10 @@
-"""Residual add, LayerNorm over the last dim, and QuantizeLinear by one scale with zero point 0, to int8 or to FP8
-(E4M3, compute capability 8.9 and newer): sum = x + residual, y = the quantized norm of the sum as it is stored. Both
-are outputs, y first.
+"""Residual add, LayerNorm over the last dim, and QuantizeLinear by one scale with zero point 0.
 
-x, residual: (..., N), equal shapes; gamma, beta: (N,); y_scale: one number, float32. How it is rounded and saturated
-stands in `_quantize`.
+To int8 or FP8 (E4M3, compute capability 8.9 and newer): sum = x + residual, y = the quantized norm of the stored sum.
+Both are outputs, y first.
+
+x, residual: (..., N), equal shapes; gamma, beta: (N,); y_scale: one number, float32. `_quantize` defines rounding and
+saturation.
 """
 
 import numpy as np
@@ -25,6 +26,11 @@ def reference(
     epsilon: float,
     to: str,
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the op in float64.
+
+    Returns:
+        (y, sum).
+    """
     total = x + residual
     return layer_norm_quantize.reference(total, gamma, beta, y_scale, epsilon=epsilon, axis=-1, to=to), total
 

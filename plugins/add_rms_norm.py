@@ -1,7 +1,6 @@
 """Residual add and RMSNorm over the last dim: sum = x + residual, y = RMSNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is that of the sum as it is
-stored.
+x, residual: (..., N), equal shapes; gamma: (N,); ``offset`` as in RMSNorm. The mean square is of the stored sum.
 """
 
 import numpy as np
@@ -28,6 +27,11 @@ from ._math import (
 def reference(
     x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, *, epsilon: float, offset: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the op in float64.
+
+    Returns:
+        (y, sum).
+    """
     return rms_norm.reference(x + residual, gamma, epsilon=epsilon, axis=-1, offset=offset), x + residual
 
 
@@ -46,7 +50,8 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:

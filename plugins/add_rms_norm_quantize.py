@@ -1,9 +1,10 @@
-"""Residual add, RMSNorm over the last dim, and QuantizeLinear by one scale with zero point 0, to int8 or to FP8 (E4M3,
-compute capability 8.9 and newer): sum = x + residual, y = the quantized norm of the sum as it is stored. Both are
-outputs, y first.
+"""Residual add, RMSNorm over the last dim, and QuantizeLinear by one scale with zero point 0.
 
-x, residual: (..., N), equal shapes; gamma: (N,); y_scale: one number, float32. How it is rounded and saturated stands
-in `_quantize`.
+To int8 or FP8 (E4M3, compute capability 8.9 and newer): sum = x + residual, y = the quantized norm of the stored sum.
+Both are outputs, y first.
+
+x, residual: (..., N), equal shapes; gamma: (N,); y_scale: one number, float32. `_quantize` defines rounding and
+saturation.
 """
 
 import numpy as np
@@ -18,6 +19,11 @@ from ._quantize import norm_quantize
 def reference(
     x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, y_scale: np.ndarray, *, epsilon: float, to: str
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the op in float64.
+
+    Returns:
+        (y, sum).
+    """
     return rms_norm_quantize.reference(x + residual, gamma, y_scale, epsilon=epsilon, axis=-1, to=to), x + residual
 
 

@@ -1,8 +1,8 @@
-"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample by itself, biased
+"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample separately, biased
 variance.
 
 x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c] with statistics over dim
-1, like x. A program takes neighbouring positions, so that loads are contiguous, and all their channels.
+1, like x. A program takes neighboring positions, so that loads are contiguous, and all their channels.
 """
 
 import numpy as np
@@ -29,6 +29,11 @@ from ._math import centered, half, inverse_root, is_wide, load, load_column, mer
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     d = x - x.mean(1, keepdims=True)
     per_channel = (-1,) + (1,) * (x.ndim - 2)
     return d / np.sqrt((d * d).mean(1, keepdims=True) + epsilon) * gamma.reshape(per_channel) + beta.reshape(
@@ -50,8 +55,11 @@ def channel_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """``rows`` samples of ``n`` channels of ``inner`` positions; a tile is ROWS channels × BLOCK positions."""
-    if rows == 0:  # of the one program that a grid then has
+    """Normalize ``rows`` samples of ``n`` channels with ``inner`` positions; a tile is ROWS channels × BLOCK
+    positions.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(inner, x_ptr) == WIDE:
@@ -100,20 +108,30 @@ def channel_layer_norm_kernel(
 
 
 def tiles(inputs: list[Tensor], attributes: dict) -> list[Tile]:
+    """List the tactics.
+
+    Returns:
+        tactics, the default first.
+    """
     x = inputs[0]
     channels, inner = constant(x.shape[1]), constant_product(x.shape[2:])
-    # 32 positions are the 64 bytes of half precision below which a load wastes what the memory sends
+    # 32 positions are 64 bytes of half precision; a smaller load wastes memory bandwidth.
     widest = 128 if inner is None else min(128, max(8, next_power_of_2(inner)))
     if channels is None or next_power_of_2(channels) * min(32, widest) > REGISTER_TILE:
         width = min(32, widest)
         return [Tile(size // width, width, warps, loop=True) for size, warps in LOOPED[:3]]
     rows = next_power_of_2(channels)
     widths = [w for w in (32, 16, 64, 128) if w <= widest and rows * w <= REGISTER_TILE] or [widest]
-    # each thread sums its own channels: with 16 a thread, sums across threads took three times as long on an H200
+    # Each thread sums its own channels; with 16 a thread, sums across threads took three times as long on an H200.
     return list(dict.fromkeys(Tile(rows, w, warps_for(rows * w, per)) for w in widths for per in (64, 32)))
 
 
 def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     x = inputs[0]
     inner = product(x.shape[2:])
     return Launch(

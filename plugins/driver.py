@@ -1,6 +1,6 @@
-"""Launches a compiled kernel by CUDA's driver API, as TensorRT does: for tests and benchmarks on a GPU.
+"""Launch a compiled kernel through CUDA's driver API, as TensorRT does. For tests and benchmarks on a GPU.
 
-Needs cuda-bindings, which torch brings along.
+Needs cuda-bindings, which torch installs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Any
 
 
 def checked(result: tuple[Any, ...]) -> Any:
-    """What a call of the driver gave beside its status; raises RuntimeError with CUDA's own words."""
+    """Check the status of a driver call.
+
+    Returns:
+        the other values of the result.
+
+    Raises:
+        RuntimeError: the call failed; has CUDA's message.
+    """
     from cuda.bindings import driver
 
     status, *values = result
@@ -24,7 +31,12 @@ def checked(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in the current context; keep it as long as it is launched."""
+    """Kernel in the current context; keep it as long as it is launched.
+
+    Attributes:
+        block: threads a block.
+        shared: bytes of shared memory a block.
+    """
 
     module: Any
     function: Any
@@ -33,8 +45,15 @@ class Kernel:
 
     @staticmethod
     def load(name: str, ptx: bytes, block: int, shared: int) -> Kernel:
-        """``ptx`` is compiled by the driver for the GPU of the current context; ``block`` threads and ``shared`` bytes
-        a block."""
+        """Compile PTX with the driver for the GPU of the current context.
+
+        Args:
+            block: threads a block.
+            shared: bytes of shared memory a block.
+
+        Returns:
+            the kernel.
+        """
         from cuda.bindings import driver
 
         module = checked(driver.cuModuleLoadDataEx(ptx + b"\0", 0, [], []))
@@ -47,7 +66,9 @@ class Kernel:
     def launch(
         self, grid: int, inputs: Sequence[int], extra: Sequence[int], outputs: Sequence[int], stream: int
     ) -> None:
-        """Arguments in TensorRT's order: pointers of inputs, int32 extras, pointers of outputs."""
+        """Launch the kernel with arguments in TensorRT's order: pointers of inputs, int32 extras, pointers of
+        outputs.
+        """
         from cuda.bindings import driver
 
         values = (*inputs, *extra, *outputs)

@@ -1,9 +1,10 @@
-"""GroupNorm (Wu, He 2018; ONNX GroupNormalization 21, scale per channel), and GroupNorm + SiLU: biased variance over
-C/G channels.
+"""GroupNorm (Wu, He 2018; ONNX GroupNormalization 21, scale per channel), and GroupNorm + SiLU, with biased variance
+over C/G channels.
 
-x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divides by ``num_groups``; gamma, beta:
+x: (N, C, ...) or, with ``channels_last`` = 1, (N, ..., C), of rank 3 or more; C divides by ``num_groups``; gamma, beta:
 (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
-One program takes one group of one sample; ``group_norm_apply`` is for few large groups.
+
+One program handles one group of one sample; ``group_norm_apply`` is for few large groups.
 """
 
 import math
@@ -51,6 +52,11 @@ def reference(
     channels_last: int,
     activation: str = "none",
 ) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     if channels_last:
         first = np.moveaxis(x, -1, 1)
         y = reference(
@@ -66,7 +72,11 @@ def reference(
 
 @triton.jit
 def centered_tile(x, first, mask, n):
-    """x − mean (0 where masked) and M2 over the whole tile."""
+    """Compute x − mean (0 for masked elements) and M2 over the whole tile.
+
+    Returns:
+        (x − mean, M2).
+    """
     mean = first + tl.sum(tl.where(mask, x - first, 0.0)) / n
     d = tl.where(mask, x - mean, 0.0)
     return d, tl.sum(d * d)
@@ -74,7 +84,11 @@ def centered_tile(x, first, mask, n):
 
 @triton.jit
 def group_of_program(rows, n):
-    """The group of this program, int64 ``[1]``, and whether it exists and has elements."""
+    """Return the group of this program.
+
+    Returns:
+        int64 ``[1]``, and a mask that is true if the group exists and has elements.
+    """
     group = tl.program_id(0).to(tl.int64) + tl.zeros([1], tl.int64)
     return group, (group < rows) & (n > 0)
 
@@ -95,8 +109,11 @@ def group_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """``rows`` groups, each ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK positions."""
-    if rows == 0:  # of the one program that a grid then has
+    """Normalize ``rows`` groups of ``channels`` × ``inner`` contiguous elements; a tile is ROWS channels × BLOCK
+    positions.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(inner, x_ptr) == WIDE:
@@ -132,7 +149,11 @@ def group_norm_kernel(
 
 @triton.jit
 def strided_moments(x_ptr, base, live, first, positions, channels, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean and M2 ``[1, 1]`` of ``positions`` × ``channels`` elements at ``base``, positions ``stride`` apart."""
+    """Compute mean and M2 of ``positions`` × ``channels`` elements at ``base``, with positions ``stride`` apart.
+
+    Returns:
+        (mean, M2), each ``[1, 1]``.
+    """
     at = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
     mean = load(x_ptr, base + at.to(tl.int64) * stride + c, live & (at < positions) & (c < channels))
@@ -163,9 +184,11 @@ def group_norm_channels_last_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """As above, with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions × BLOCK
-    channels."""
-    if rows == 0:  # of the one program that a grid then has
+    """Normalize groups with ``channels`` contiguous elements at each of ``inner`` positions; a tile is ROWS positions ×
+    BLOCK channels.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(channels, x_ptr) == WIDE:
@@ -199,8 +222,14 @@ def group_norm_channels_last_kernel(
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Size, ...]]:
-    """Samples, channels of one group, and the dims of the positions. Raises ValueError where the channels do not divide
-    by the groups."""
+    """Split a shape into samples, channels and positions.
+
+    Returns:
+        samples, channels of one group, and the dims of the positions.
+
+    Raises:
+        ValueError: the channels do not divide by the groups.
+    """
     last, groups = attributes["channels_last"], attributes["num_groups"]
     channels = x.shape[-1 if last else 1]
     if isinstance(channels, int) and (groups < 1 or channels % groups):
@@ -213,8 +242,13 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, tuple[Si
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    """List the tactics.
+
+    Returns:
+        tactics, the default first.
+    """
     last, shape = attributes["channels_last"], inputs[0].shape
-    # sizes that are not constant are not divided: TensorRT forbids it while it asks for tactics
+    # Only constant sizes are divided: TensorRT forbids other divisions while it asks for tactics.
     width, inner = constant(shape[-1 if last else 1]), constant_product(shape[1:-1] if last else shape[2:])
     channels = None if width is None else width // attributes["num_groups"]
     if last:
@@ -238,8 +272,12 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
 
 
 def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None) -> list[Tile]:
-    """Groups side by side whose channels are a multiple of 16 bytes and at least 64, two sectors of the memory; none
-    where one group's are, or all groups' are not."""
+    """List tactics with several groups side by side, whose channels are a multiple of 16 bytes and at least 64 bytes,
+    two sectors of the memory.
+
+    Returns:
+        none if one group's channels are such a multiple, or all groups' together are not.
+    """
     wide = 16 // ITEMSIZE[x.dtype]
     if channels is None or channels % wide == 0 or channels * groups % wide:
         return []
@@ -250,12 +288,18 @@ def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None
     if inner is not None and next_power_of_2(inner) * block <= REGISTER_TILE // 2:
         size = next_power_of_2(inner) * block
         return [Tile(size // block, block, warps_for(size, 16), pack=pack)]
-    # the last is for few groups, which are few programs: on an H200 306 µs in place of 457 for 256 groups of 4 channels
+    # The last tactic is for few groups, which are few programs: on an H200 306 µs instead of 457 for 256 groups of 4
+    # channels.
     pieces = (*LOOPED[:2], (8192, 32))
     return [Tile(max(1, size // block), block, warps, loop=True, pack=pack) for size, warps in pieces]
 
 
 def register_tiles(rows: int, block: int) -> list[Tile]:
+    """List the tactics of a tile in registers, with different numbers of warps.
+
+    Returns:
+        tactics, the default first.
+    """
     size = rows * block
     return [
         Tile(rows, block, warps)
@@ -264,6 +308,11 @@ def register_tiles(rows: int, block: int) -> list[Tile]:
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     samples, channels, positions = extents(inputs[0], attributes)
     groups = product((samples, attributes["num_groups"]))
     scalars = {"rows": groups, "channels": channels, "inner": product(positions)}
@@ -286,6 +335,11 @@ def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Laun
 
 
 def op(name: str, activation: str) -> Op:
+    """Make an op with an activation.
+
+    Returns:
+        the op.
+    """
     made = Op(
         name,
         inputs=("x", "gamma", "beta"),

@@ -1,9 +1,8 @@
-"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalizes with statistics made by
-NormStatistics, in one pass.
+"""GroupNorm (+ SiLU) of few large groups, the second of two launches: normalize in one pass with the statistics of
+NormStatistics.
 
-x: (N, C, ...) or, ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here by
-Chan's formula;
-gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
+x: (N, C, ...) or, with ``channels_last`` = 1, (N, ..., C); statistics: (N·num_groups, splits, 2) float32, merged here
+by Chan's formula; gamma, beta: (C,); y = act((x − mean) / √(var + ε) · γ[c] + β[c]), like x.
 """
 
 from typing import Any
@@ -21,7 +20,11 @@ from .group_norm import extents
 def reference(
     x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, **attributes: Any
 ) -> np.ndarray:
-    """Of x alone: the statistics say nothing that x does not."""
+    """Compute the op from x alone; the statistics add no information.
+
+    Returns:
+        y.
+    """
     return group_norm.reference(x, gamma, beta, **attributes)
 
 
@@ -41,9 +44,11 @@ def group_norm_apply_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions; a program takes BLOCK of
-    them."""
-    if rows == 0:  # of the one program that a grid then has
+    """Normalize ``rows`` channels of samples, ``channels`` a group, ``inner`` contiguous positions each; a program
+    takes BLOCK of these.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(inner, x_ptr) == WIDE:
@@ -81,9 +86,11 @@ def group_norm_apply_channels_last_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` samples of ``inner`` positions of GROUPS · ``channels`` elements; a program takes ROWS positions × BLOCK
-    channels."""
-    if rows == 0:  # of the one program that a grid then has
+    """Normalize ``rows`` samples of ``inner`` positions with GROUPS · ``channels`` elements; a program takes ROWS
+    positions × BLOCK channels.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(channels, x_ptr) == WIDE:
@@ -108,6 +115,11 @@ def group_norm_apply_channels_last_kernel(
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    """List the tactics.
+
+    Returns:
+        tactics, the default first.
+    """
     x = inputs[0]
     if attributes["channels_last"]:
         block = min(1024, next_power_of_2(constant(x.shape[-1]) or 1024))
@@ -118,6 +130,11 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     samples, channels, positions = extents(inputs[0], attributes)
     splits, inner, width = inputs[1].shape[1], product(positions), channels * attributes["num_groups"]
     constants = {

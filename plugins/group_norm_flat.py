@@ -1,6 +1,6 @@
-"""GroupNorm of small images: a group is one row, a multiple of 16 bytes long where an image is not (7 × 7).
+"""GroupNorm of small images: a group is one row, which is a multiple of 16 bytes long even if an image is not (7 × 7).
 
-Each element looks up the parameters of its channel, which are in the first cache and mostly its neighbours' as well.
+Each element loads its channel's parameters, which are in the L1 cache and mostly shared with its neighbors.
 """
 
 import triton
@@ -25,7 +25,7 @@ def group_norm_flat_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """``channels`` and ``inner``, the positions of a channel, are constant."""
+    """Normalize groups as rows; ``channels`` and ``inner``, the positions of a channel, are constant."""
     if rows == 0:
         return
     n = channels * inner

@@ -1,8 +1,8 @@
-"""GroupNorm channels last, several groups to a program: 10 channels of half precision are 20 bytes, which can't be
-moved by 16; 4 such groups side by side are 80.
+"""GroupNorm channels last with several groups to a program: 10 channels of half precision are 20 bytes, which can't be
+moved 16 at a time; 4 such groups side by side are 80.
 
 A tile is ROWS positions × BLOCK channels of PACK groups. Every sum goes over the positions first, then over the
-channels of each group, which a matrix of PACK × BLOCK booleans picks.
+channels of each group, which a matrix of PACK × BLOCK booleans selects.
 """
 
 import triton
@@ -13,13 +13,21 @@ from ._math import activate, inverse_root, load, merge, store, welford
 
 @triton.jit
 def by_group(x, member):
-    """The sums ``[GROUPS, 1]`` over each group's channels of ``x`` ``[1, BLOCK]``."""
+    """Sum ``x`` ``[1, BLOCK]`` over each group's channels.
+
+    Returns:
+        ``[GROUPS, 1]``.
+    """
     return tl.expand_dims(tl.sum(tl.where(member, x, 0.0), axis=1), 1)
 
 
 @triton.jit
 def by_channel(x, member):
-    """``[1, BLOCK]``: for each channel what its group has in ``x`` ``[GROUPS, 1]``."""
+    """Return for each channel its group's value in ``x`` ``[GROUPS, 1]``.
+
+    Returns:
+        ``[1, BLOCK]``.
+    """
     return tl.expand_dims(tl.sum(tl.where(member, x, 0.0), axis=0), 0)
 
 
@@ -41,7 +49,9 @@ def group_norm_packed_kernel(
     PACK: tl.constexpr,
     PACK_LANES: tl.constexpr,
 ):
-    """PACK times ``channels``, which are constant, are a multiple of 16 bytes; PACK_LANES: the power of 2 for PACK."""
+    """Normalize PACK groups. PACK times ``channels``, both constant, are a multiple of 16 bytes; PACK_LANES is the next
+    power of 2 for PACK.
+    """
     if rows == 0:
         return
     PACKS: tl.constexpr = (GROUPS + PACK - 1) // PACK
@@ -73,7 +83,7 @@ def group_norm_packed_kernel(
         mean = first + tl.expand_dims(tl.sum(tl.where(mask, x - first, 0.0), axis=0), 0) / inner
         d = tl.where(mask, x - mean, 0.0)
         m2 = tl.expand_dims(tl.sum(d * d, axis=0), 0)
-    # Chan's merge of a group's channels, which are of equal length, from its first one on
+    # Chan's merge of a group's channels, which have equal lengths, relative to its first one.
     start_of_group = by_group(mean, member & (c == group * channels))
     total = start_of_group + by_group(mean - start_of_group, member) / channels
     center = by_channel(total, member)

@@ -1,4 +1,4 @@
-"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample by itself,
+"""InstanceNorm (Ulyanov, Vedaldi, Lempitsky 2016; ONNX InstanceNormalization): each channel of each sample separately,
 biased variance.
 
 x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], like x.
@@ -26,6 +26,11 @@ from ._math import (
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     axes = tuple(range(2, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     per_channel = (-1,) + (1,) * len(axes)
@@ -48,7 +53,8 @@ def instance_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
@@ -75,6 +81,11 @@ def instance_norm_kernel(
 
 
 def launch(inputs: list[Tensor], attributes: dict, tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     x = inputs[0]
     return row_launch(instance_norm_kernel, x, 2, tile, {"EPSILON": attributes["epsilon"]}, channels=x.shape[1])
 

@@ -1,8 +1,8 @@
 """LayerNorm over the dims from ``axis`` on (Ba, Kiros, Hinton 2016; ONNX LayerNormalization): y = (x − mean) / √(var +
 ε) · γ + β.
 
-x: any shape; var = M2 / (n − ``ddof``), ddof 0 as the paper has it, or 1 (torch.var); gamma, beta: one for each of the
-row's elements; y like x. One element and ddof 1 give NaN, as in torch.
+x: any shape; var = M2 / (n − ``ddof``), with ddof 0 as in the paper, or 1 (torch.var); gamma, beta: one for each
+element of the row; y like x. One element and ddof 1 give NaN, as in torch.
 """
 
 import numpy as np
@@ -28,6 +28,11 @@ from ._math import (
 def reference(
     x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int = 0
 ) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     axes = tuple(range(axis % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     count = np.float64(np.prod([x.shape[a] for a in axes]) - ddof)
@@ -38,12 +43,21 @@ def reference(
 
 @triton.jit
 def affine(xhat, gamma_ptr, beta_ptr, col, mask):
+    """Apply gamma and beta.
+
+    Returns:
+        float32.
+    """
     return xhat * load(gamma_ptr, col, mask) + load(beta_ptr, col, mask)
 
 
 @triton.jit
 def degrees(n, DDOF: tl.constexpr):
-    """n − ddof as a float32 ``[1, 1]``: dividing by 0 is a NaN there, and an error among constants."""
+    """Compute n − ddof as a float32 ``[1, 1]``: dividing by 0 gives a NaN there, but an error among constants.
+
+    Returns:
+        float32 ``[1, 1]``.
+    """
     return tl.zeros([1, 1], tl.float32) + n - DDOF
 
 
@@ -61,7 +75,8 @@ def layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:

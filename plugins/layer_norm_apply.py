@@ -1,8 +1,8 @@
-"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with statistics made by
+"""LayerNorm of few long rows, the second of two launches: y = (x − mean) / √(var + ε) · γ + β with the statistics of
 NormStatistics.
 
-x: any shape, rows from ``axis`` on; statistics: (rows, splits, 2) float32, merged by Chan's formula; gamma, beta as
-in LayerNorm; y like x.
+x: any shape, rows from ``axis`` on; statistics: (rows, splits, 2) float32, merged by Chan's formula; gamma, beta as in
+LayerNorm; y like x.
 """
 
 from typing import Any
@@ -20,7 +20,11 @@ from .layer_norm import affine
 def reference(
     x: np.ndarray, statistics: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int
 ) -> np.ndarray:
-    """Of x alone: the statistics say nothing that x does not."""
+    """Compute the op from x alone; the statistics add no information.
+
+    Returns:
+        y.
+    """
     return layer_norm.reference(x, gamma, beta, epsilon=epsilon, axis=axis)
 
 
@@ -37,7 +41,8 @@ def layer_norm_apply_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
@@ -53,6 +58,11 @@ def layer_norm_apply_kernel(
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     x, splits = inputs[0], inputs[1].shape[1]
     rows, n = product(x.shape[: attributes["axis"]]), product(x.shape[attributes["axis"] :])
     return Launch(

@@ -1,6 +1,7 @@
-"""LayerNorm over the dims from ``axis`` on, and its quantization by a scale of each row, to int8 or to FP8 (E4M3,
-compute capability 8.9 and newer): y_scale = max(max|norm|, least) / 127, or / 448, in float32, and y =
-QuantizeLinear(norm / y_scale). How it is rounded and saturated stands in `_quantize`.
+"""LayerNorm over the dims from ``axis`` on, and quantization by a scale for each row.
+
+To int8 or FP8 (E4M3, compute capability 8.9 and newer): y_scale = max(max|norm|, least) / 127, or / 448, in float32,
+and y = QuantizeLinear(norm / y_scale). `_quantize` defines rounding and saturation.
 
 y: x's shape; y_scale: one for each row, float32, of x's rank.
 """
@@ -17,6 +18,11 @@ from ._quantize import by_row, norm_quantize
 def reference(
     x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, least: float, to: str
 ) -> tuple[np.ndarray, ...]:
+    """Compute the op in float64.
+
+    Returns:
+        (y, y_scale).
+    """
     y = layer_norm.reference(x, gamma, beta, epsilon=epsilon, axis=axis)
     return by_row(y, axis, least, to)
 

@@ -1,8 +1,8 @@
-"""LayerNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or to FP8
-(E4M3, compute capability 8.9 and newer).
+"""LayerNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or FP8 (E4M3,
+compute capability 8.9 and newer).
 
-x: any shape; gamma, beta: one for each of the row's elements; y_scale: one number, float32; y: x's shape. How it is
-rounded and saturated stands in `_quantize`.
+x: any shape; gamma, beta: one for each element of the row; y_scale: one number, float32; y: x's shape. `_quantize`
+defines rounding and saturation.
 """
 
 import numpy as np
@@ -24,6 +24,11 @@ def reference(
     axis: int,
     to: str,
 ) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     return quantized(layer_norm.reference(x, gamma, beta, epsilon=epsilon, axis=axis), y_scale.reshape(()), to)
 
 

@@ -26,12 +26,22 @@ from ._math import (
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, epsilon: float) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     d = x - x.mean(-1, keepdims=True)
     return d / np.sqrt((d * d).mean(-1, keepdims=True) + epsilon) * (1 + scale) + shift
 
 
 @triton.jit
 def modulate(xhat, scale_ptr, shift_ptr, offset, mask):
+    """Apply scale and shift.
+
+    Returns:
+        float32.
+    """
     return xhat * (1.0 + load(scale_ptr, offset, mask)) + load(shift_ptr, offset, mask)
 
 
@@ -49,7 +59,8 @@ def modulated_layer_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
@@ -76,6 +87,11 @@ def modulated_layer_norm_kernel(
 
 
 def launch(inputs: list[Tensor], attributes: dict, tile: Tile):
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     x = inputs[0]
     constants = {"EPSILON": attributes["epsilon"]}
     return row_launch(modulated_layer_norm_kernel, x, -1, tile, constants, rows_per_sample=product(x.shape[1:-1]))

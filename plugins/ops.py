@@ -1,4 +1,4 @@
-"""Every op that has a kernel, in the order in which they are registered."""
+"""Every op that has a kernel, in the order of registration."""
 
 from . import (
     add_layer_norm,

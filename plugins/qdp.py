@@ -1,8 +1,8 @@
-"""The ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time: the engine holds the
-kernel alone.
+"""Register the ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time: the engine
+contains the kernel alone.
 
-TensorRT reads the signature of each function that it is given; they are the same for all ops but for the names, so they
-are written once and carry the signature that the op's description asks for.
+TensorRT reads the signature of each function that it gets. The functions are equal for all ops except for the names, so
+they are written once, with a signature made from the op's description.
 """
 
 from __future__ import annotations
@@ -20,36 +20,42 @@ from ._launch import QUANTIZED, Op, Tensor, Unknown, constant, in_channels_last
 from .ops import OPS
 
 NAMESPACE = "normdeploy"
-# TensorRT's names of types; the data's type, and those that parameters may have beside it
+# TensorRT's names of types: of the data, and of fp16 and bf16 data with other parameters.
 TYPES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
 MIXED = "FP16|BF16"
 QUANTIZED_TYPES = {"int8": "INT8", "fp8": "FP8"}
 
 
 class _Float32:
-    """An attribute's annotation: an array of float32. ``numpy.typing.NDArray[...]`` says the same, but the bindings of
-    TensorRT 10.9 to 11.1 hand it to ``issubclass``, which Python 3.13 refuses; all know an array by these two names."""
+    """Annotation of an attribute that is an array of float32. ``numpy.typing.NDArray[...]`` means the same, but the
+    bindings of TensorRT 10.9 to 11.1 pass it to ``issubclass``, which Python 3.13 refuses. All versions recognize an
+    array by these two names.
+    """
 
     __origin__ = np.ndarray
     __args__ = (Any, np.dtype[np.float32])
 
 
 class _Int32:
-    """As `_Float32`, of int32."""
+    """Annotation like `_Float32`, for int32."""
 
     __origin__ = np.ndarray
     __args__ = (Any, np.dtype[np.int32])
 
 
-# Attributes are arrays of one element, in the types that the ONNX parser reads: the bindings of TensorRT 10.9 to 11.1
-# make no float or int of what they get under NumPy 2.4. A text is its place in `_launch.TEXTS`.
+# Attributes are arrays of one element, in the types that the ONNX parser reads: under NumPy 2.4 the bindings of
+# TensorRT 10.9 to 11.1 don't convert them to float or int. A text is its position in `_launch.TEXTS`.
 _ARRAYS = {float: _Float32, int: _Int32, str: _Int32}
 
 
 def register() -> tuple[str, ...]:
-    """Register every op with TensorRT, once for a process; gives their names, all in the namespace ``normdeploy``.
+    """Register every op with TensorRT in the namespace ``normdeploy``, once for a process.
 
-    Raises ImportError where tensorrt (10.9 to 11.4 were tried) or triton is missing, or tensorrt has become another.
+    Returns:
+        names of the ops.
+
+    Raises:
+        ImportError: tensorrt (10.9 to 11.4 were tried) or triton is missing, or tensorrt has changed.
     """
     import tensorrt.plugin as trtp
 
@@ -63,8 +69,15 @@ def register() -> tuple[str, ...]:
 
 
 def compute_capability() -> tuple[int, int]:
-    """What kernels are compiled for: NORMDEPLOY_COMPUTE_CAPABILITY ("8.9"), else the GPU in use. Raises AotError where
-    there is neither."""
+    """Return the compute capability that kernels are compiled for: NORMDEPLOY_COMPUTE_CAPABILITY ("8.9"), else the GPU
+    in use.
+
+    Returns:
+        (major, minor).
+
+    Raises:
+        AotError: there is neither.
+    """
     named = os.environ.get("NORMDEPLOY_COMPUTE_CAPABILITY")
     if named:
         major, _, minor = named.partition(".")
@@ -79,9 +92,11 @@ def compute_capability() -> tuple[int, int]:
         ) from None
     device, value, numbers = ctypes.c_int(), ctypes.c_int(), []
     failed = driver.cuInit(0)
-    if driver.cuCtxGetDevice(ctypes.byref(device)):  # no context yet: the first device
+    # Without a context, use the first device.
+    if driver.cuCtxGetDevice(ctypes.byref(device)):
         failed = failed or driver.cuDeviceGet(ctypes.byref(device), 0)
-    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+    for attribute in (75, 76):
         failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         numbers.append(value.value)
     if failed:
@@ -92,8 +107,11 @@ def compute_capability() -> tuple[int, int]:
 
 
 def without_fp8() -> str:
-    """Why what is quantized to FP8 is not compiled for the GPU; "" where it is, or where the GPU is not known yet (that
-    is told where a kernel is compiled)."""
+    """Explain that the GPU lacks FP8.
+
+    Returns:
+        message; "" if it has FP8, or if the GPU is unknown (compiling a kernel reports that).
+    """
     try:
         capability = compute_capability()
     except AotError:
@@ -109,15 +127,24 @@ def _register(op: Op, trtp: Any) -> None:
     outputs = _parameter("outputs", tuple[desc])
 
     def read(values: Sequence[Any]) -> dict[str, Any]:
+        """Decode the attributes that TensorRT passes.
+
+        Returns:
+            attributes by name.
+        """
         return op.decoded(dict(zip(op.attributes, values, strict=True)))
 
     def described(*tensors: Any, **given: Any) -> Any:
-        """The outputs' shapes and types."""
+        """Describe the outputs for TensorRT.
+
+        Returns:
+            descriptor or descriptors with shape and type.
+        """
         attributes = op.decoded(given)
         if tensors[0].shape_expr[0].is_fake:
             _leave_shapes(trtp)
         shaped = op.shapes(_tensors(tensors), attributes) if op.shapes else [()] * len(op.outputs)
-        # like() keeps the type and the shape of the input, which is what every output has but statistics and scales
+        # like() copies type and shape of the input, which fits every output except statistics and scales.
         descs = [
             trtp.from_shape_expr(shape, _float32()) if kind == "F" else tensors[0].like()
             for shape, kind in zip(shaped, op.types[count:], strict=True)
@@ -128,8 +155,14 @@ def _register(op: Op, trtp: Any) -> None:
         return descs[0] if len(descs) == 1 else tuple(descs)
 
     def autotune(*values: Any) -> Any:
-        """Types, formats and tactics: one type for everything, or parameters in fp32 beside half precision; statistics
-        and scales in fp32. Data of half precision also channels last, as convolutions have it."""
+        """List types, formats and tactics.
+
+        All types are equal, or parameters are fp32 next to half precision; statistics and scales are fp32.
+        Half-precision data may also be channels last, as in convolutions.
+
+        Returns:
+            combinations.
+        """
         tensors, attributes = [Tensor(_numbers(d.shape), _dtype(d)) for d in values[:count]], read(values[count:-1])
         last = in_channels_last(op, tensors, attributes)
         fixed = {"F": "FP32", "Q": QUANTIZED_TYPES.get(attributes.get("to", ""), "")}
@@ -148,14 +181,20 @@ def _register(op: Op, trtp: Any) -> None:
         return combinations
 
     def aot_impl(*values: Any) -> Any:
-        """The kernel of one tactic, its launch parameters and int32 arguments."""
+        """Compile the kernel of one tactic.
+
+        Returns:
+            name, PTX, launch parameters and int32 arguments.
+        """
         attributes, tensors = read(values[count:-2]), _tensors(values[:count])
-        results = [Tensor((), _dtype(d)) for d in values[-2]]  # of which the type alone is known here
+        # Only the outputs' types are known here.
+        results = [Tensor((), _dtype(d)) for d in values[-2]]
         used, tactic = op, values[-1]
         if _in_channels_last(values[0]):
             used, tensors, attributes = in_channels_last(op, tensors, attributes) or (op, tensors, attributes)
         tiles = used.tiles(tensors, attributes)
-        # 0 is TensorRT's default; one that is not there is of a timing cache, and every tile gives the same numbers
+        # 0 is TensorRT's default. A tactic that does not exist comes from a timing cache; every tile gives the same
+        # numbers.
         launch = used.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
         kernel = compile_launch(used, launch, tensors, results, compute_capability())
         arguments = trtp.SymIntExprs(len(kernel.arguments))
@@ -183,7 +222,7 @@ def _signed(function: Callable[..., Any], parameters: list[inspect.Parameter], r
 
 
 def _unknown(trtp: Any) -> str:
-    """What ``tensorrt.plugin`` lacks that is changed here beside its public names; "" where nothing."""
+    """List the internals of ``tensorrt.plugin`` that this module needs and that are missing; "" if there are none."""
     import tensorrt as trt
 
     lacking = [] if hasattr(trtp, "aot_impl") else ["aot_impl"]
@@ -200,21 +239,28 @@ def _unknown(trtp: Any) -> str:
 
 
 def _leave_shapes(trtp: Any) -> None:
-    """Forget the expression builder of the call before: the bindings of TensorRT 10.9 to 10.14 leave it where fake
-    sizes are made of constants, and it is freed by then."""
+    """Forget the expression builder of the previous call. The bindings of TensorRT 10.9 to 10.14 keep it while they
+    make fake sizes of constants, but it is freed by then.
+    """
     holder = next(c for c in trtp.SymInt32.__mro__ if "_exprBuilder" in vars(c))
     holder._exprBuilder = None
 
 
 def _name_timings(trtp: Any) -> None:
-    """Give TensorRT's timing cache our plugins' attributes: by itself ``tensorrt.plugin`` gives it nothing, so that two
-    plugins with equal shapes and other attributes would share tactics."""
+    """Add our plugins' attributes to the key of TensorRT's timing cache. ``tensorrt.plugin`` itself adds none, so
+    plugins with equal shapes and different attributes would share tactics.
+    """
     template = trtp.register.__globals__["_TemplateAOTPlugin"]
     given = template.get_timing_cache_id
     if getattr(given, "by", None) == NAMESPACE:
         return
 
     def get_timing_cache_id(self: Any) -> str:
+        """Return the key of a plugin in the timing cache.
+
+        Returns:
+            attributes and a digest of the kernels; for other namespaces TensorRT's own key.
+        """
         if self.plugin_namespace != NAMESPACE:
             return str(given(self))
         attributes = [f"{name}={value.item()}" for name, value in self.attrs.items()]
@@ -245,13 +291,14 @@ def _quantized(to: str) -> Any:
 
 
 def _numbers(shape: Any) -> tuple[Any, ...]:
-    """A shape in numbers: -1 is a dynamic size."""
+    """Convert a shape to numbers; -1 is a dynamic size."""
     return tuple(int(n) if n >= 0 else Unknown() for n in shape)
 
 
 def _tensors(descs: Any) -> list[Tensor]:
-    """TensorRT's descriptions as ours while symbolic sizes are alive (in the calls for shapes and launch parameters):
-    constant sizes as ints, the rest symbolic."""
+    """Convert TensorRT's descriptors while symbolic sizes are alive (in the calls for shapes and launch parameters):
+    constant sizes become ints, others stay symbolic.
+    """
     return [Tensor(tuple(_size(e) for e in d.shape_expr), _dtype(d)) for d in descs]
 
 

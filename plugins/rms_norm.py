@@ -1,8 +1,8 @@
 """RMSNorm over the dims from ``axis`` on (Zhang, Sennrich 2019; ONNX RMSNormalization): y = x / √(mean(x²) + ε) ·
 (offset + γ).
 
-``offset`` is 0, or 1 as Gemma writes it. x: any shape; gamma: one for each of the row's elements; y like x.
-The mean of the squares is the sum itself: nothing cancels.
+``offset`` is 0, or 1 as in Gemma. x: any shape; gamma: one for each element of the row; y like x. The mean of the
+squares is computed as a plain sum, because nothing cancels.
 """
 
 import numpy as np
@@ -14,6 +14,11 @@ from ._math import half, inside, inverse_root, is_wide, load, mean_square, row_m
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, *, epsilon: float, axis: int, offset: float) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     axes = tuple(range(axis % x.ndim, x.ndim))
     return x / np.sqrt((x * x).mean(axes, keepdims=True) + epsilon) * (offset + gamma.reshape(x.shape[axis % x.ndim :]))
 
@@ -31,7 +36,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:

@@ -1,8 +1,8 @@
-"""RMSNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or to FP8 (E4M3,
+"""RMSNorm over the dims from ``axis`` on, and QuantizeLinear by one scale with zero point 0, to int8 or FP8 (E4M3,
 compute capability 8.9 and newer).
 
-x: any shape; gamma: one for each of the row's elements; y_scale: one number, float32; y: x's shape. How it is rounded
-and saturated stands in `_quantize`.
+x: any shape; gamma: one for each element of the row; y_scale: one number, float32; y: x's shape. `_quantize` defines
+rounding and saturation.
 """
 
 import numpy as np
@@ -17,6 +17,11 @@ from ._quantize import norm_quantize, quantized
 def reference(
     x: np.ndarray, gamma: np.ndarray, y_scale: np.ndarray, *, epsilon: float, axis: int, to: str
 ) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     return quantized(rms_norm.reference(x, gamma, epsilon=epsilon, axis=axis, offset=0.0), y_scale.reshape(()), to)
 
 

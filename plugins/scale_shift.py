@@ -1,5 +1,5 @@
-"""Scale and shift per channel, then an activation: what a BatchNorm is at inference where it could not be folded
-(Ioffe, Szegedy 2015).
+"""Scale and shift per channel, then an activation: a BatchNorm at inference that could not be folded (Ioffe, Szegedy
+2015).
 
 x: any shape with ``C`` elements along ``axis``; scale, shift: (C,); y = act(x · scale[c] + shift[c]), like x; act:
 'none', 'relu', 'silu'.
@@ -16,11 +16,21 @@ from ._math import activate, is_wide, load, load_column, parts, positive, store,
 
 
 def reference(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, axis: int, activation: str) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     per_channel = (-1,) + (1,) * (x.ndim - 1 - axis % x.ndim)
     return activation_reference(x * scale.reshape(per_channel) + shift.reshape(per_channel), activation)
 
 
 def activation_reference(y: np.ndarray, activation: str) -> np.ndarray:
+    """Apply an activation in float64.
+
+    Returns:
+        y after the activation.
+    """
     if activation == "silu":
         return y * np.exp(np.minimum(y, 0)) / (np.exp(-np.abs(y)) + 1)
     return np.where(y < 0, 0, y) if activation == "relu" else y
@@ -41,9 +51,11 @@ def scale_shift_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``rows`` rows of ``n`` elements; the channel is the row's number modulo ``channels``, or (not BY_ROW) the
-    column's, UNIT elements each."""
-    if rows == 0:  # of the one program that a grid then has
+    """Scale ``rows`` rows of ``n`` elements. The channel is the row's number modulo ``channels``, or (not BY_ROW) the
+    column's, with UNIT elements each.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:
@@ -65,12 +77,21 @@ def scale_shift_kernel(
 
 
 def last(x: Tensor, axis: int) -> bool:
-    """Whether the channel is the last dim, so that a row is all channels and not one channel's elements."""
+    """Check if the channel is the last dim, so that a row is all channels instead of one channel's elements.
+
+    Returns:
+        true or false.
+    """
     return constant_product(x.shape[axis + 1 :]) == 1
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    """Of small images, which are no multiple of 16 bytes while a sample is one (7 × 7), rows are samples."""
+    """List the tactics. Rows of small images are samples, if a sample is a multiple of 16 bytes and an image is not (7
+    × 7).
+
+    Returns:
+        tactics, the default first.
+    """
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
     inner, sample = constant_product(x.shape[axis + 1 :]), constant_product(x.shape[axis:])
     wide = 16 // ITEMSIZE[x.dtype]
@@ -83,6 +104,11 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     x, axis = inputs[0], attributes["axis"] % len(inputs[0].shape)
     by_row = tile.pack == 1 and not last(x, axis)
     start = axis + by_row

@@ -1,10 +1,12 @@
-"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of each of ``splits``
-parts of each row.
+"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of ``splits`` parts of
+each row.
 
-A row is what a norm takes its statistics over: with ``groups`` = 1 the dims from ``axis`` on, else one of ``groups``
-equal parts of them (GroupNorm over NCHW: axis 1). ``channels_last`` = 1: x is (N, ..., C) and a row is one group of
-channels at all positions, split by positions. statistics: (rows, splits, 2) float32; the parts are of equal length, a
-multiple of 1024 elements (positions), so the last may be short or empty.
+A row is the set of elements that a norm takes its statistics over. With ``groups`` = 1 it is the dims from ``axis`` on,
+else one of ``groups`` equal parts of them (GroupNorm over NCHW: axis 1). With ``channels_last`` = 1, x is (N, ..., C)
+and a row is one group of channels at all positions, split by positions.
+
+statistics: (rows, splits, 2) float32. The parts have equal length, a multiple of 1024 elements (positions), so the last
+may be short or empty.
 """
 
 from typing import Any
@@ -19,6 +21,11 @@ from .group_norm import strided_moments
 
 
 def reference(x: np.ndarray, *, axis: int, groups: int, splits: int, channels_last: int) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        statistics.
+    """
     if channels_last:
         rows = np.moveaxis(x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups), 2, 1)
         rows = rows.reshape(x.shape[0] * groups, -1, x.shape[-1] // groups)
@@ -47,8 +54,11 @@ def statistics_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows of ``n`` contiguous elements, or (CHANNELS_LAST) of ``n`` positions with ``channels`` elements each."""
-    if rows == 0:  # of the one program that a grid then has
+    """Compute statistics of rows of ``n`` contiguous elements, or (CHANNELS_LAST) of ``n`` positions with ``channels``
+    elements each.
+    """
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(channels if CHANNELS_LAST else n, x_ptr) == WIDE:
@@ -60,7 +70,8 @@ def statistics_kernel(
             row = pid // SPLITS
             length = split_length(items, SPLITS)
             start = (pid % SPLITS).to(tl.int32) * length
-            count = tl.minimum(length, items - start)  # of a part behind the row's end below 0
+            # Negative for a part beyond the row's end.
+            count = tl.minimum(length, items - start)
             zero = tl.zeros([1], tl.int64)
             exists = (zero + row) < rows
             begun = exists & ((zero + count) > 0)
@@ -81,7 +92,11 @@ def statistics_kernel(
 
 
 def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
-    """Rows, the items that a row is split by, and the channels of an item."""
+    """Split a shape.
+
+    Returns:
+        rows, items that a row is split by, and channels of an item.
+    """
     groups, axis = attributes["groups"], attributes["axis"] % len(x.shape)
     if attributes["channels_last"]:
         return product((x.shape[0], groups)), product(x.shape[1:-1]), x.shape[-1] // groups
@@ -89,16 +104,25 @@ def extents(x: Tensor, attributes: dict[str, Any]) -> tuple[Size, Size, Size]:
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
+    """List the tactics.
+
+    Returns:
+        tactics, the default first.
+    """
     block = 1
     if attributes["channels_last"]:
-        width = constant(
-            inputs[0].shape[-1]
-        )  # one that is not constant is not divided: TensorRT forbids it while it asks for tactics
+        # Only constant sizes are divided: TensorRT forbids other divisions while it asks for tactics.
+        width = constant(inputs[0].shape[-1])
         block = 32 if width is None else next_power_of_2(width // attributes["groups"])
     return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED[:2]]
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:
+    """Make the launch of a tactic.
+
+    Returns:
+        the launch.
+    """
     rows, n, channels = extents(inputs[0], attributes)
     last = attributes["channels_last"]
     return Launch(

@@ -1,8 +1,8 @@
-"""The norm of "The Annotated Transformer", ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from
+"""Norm of "The Annotated Transformer", with ε outside the root: y = (x − mean) / (std + ε) · γ + β over dims from
 ``axis`` on.
 
-std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each of the row's elements;
-y like x. One element and ddof 1 give NaN, as in torch. No standard ONNX node says this.
+std = √(M2 / (n − ddof)), ``ddof`` 1 (torch's std) or 0. x: any shape; gamma, beta: one for each element of the row; y
+like x. One element and ddof 1 give NaN, as in torch. No standard ONNX op computes this.
 """
 
 import numpy as np
@@ -17,6 +17,11 @@ from .layer_norm import affine, degrees
 def reference(
     x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, epsilon: float, axis: int, ddof: int
 ) -> np.ndarray:
+    """Compute the op in float64.
+
+    Returns:
+        y.
+    """
     axes, row = tuple(range(axis % x.ndim, x.ndim)), x.shape[axis % x.ndim :]
     d = x - x.mean(axes, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -26,7 +31,11 @@ def reference(
 
 @triton.jit
 def inverse_std(m2, count, EPSILON: tl.constexpr):
-    """1 / (√(M2 / count) + ε); 0/0, a NaN, where the count is 0."""
+    """Compute 1 / (√(M2 / count) + ε).
+
+    Returns:
+        float32; 0/0, a NaN, if the count is 0.
+    """
     return tl.div_rn(tl.full([1, 1], 1.0, tl.float32), tl.sqrt_rn(m2 / count) + EPSILON)
 
 
@@ -44,7 +53,8 @@ def std_norm_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if rows == 0:  # of the one program that a grid then has
+    # An empty batch still launches one program (`_launch.programs`).
+    if rows == 0:
         return
     for WIDE in tl.static_range(2):
         if is_wide(n, x_ptr) == WIDE:

@@ -207,6 +207,11 @@ def test_readme_lists_every_verb() -> None:
     assert set(getattr(typer.main.get_command(app), "commands", {})) <= set(rows)
 
 
+def test_picture_of_the_norm_is_of_today() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "norm.py"))
+    assert (ROOT / "docs" / "images" / "norm.svg").read_text() == made["picture"](*made["graphs"]())
+
+
 def test_picture_of_the_flow_names_what_is_there() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "images" / "flow.py"))
     assert (ROOT / "docs" / "images" / "flow.svg").read_text() == made["picture"]()

@@ -1,2 +1,3 @@
-"""Real architectures with random weights through every verb, and the time of their export beside the bare
-exporter's."""
+"""Run real architectures with random weights through every verb, and compare the time of their export with the bare
+exporter's.
+"""

@@ -1,17 +1,17 @@
-"""Every architecture through export, verify, optimize of the plain file and build, with default options.
+"""Run every architecture through export, verify, optimize of the plain file and build, with default options.
 
     python -m benchmarks.architectures [NAME ...] [--first N] [--count N] [--again]
 
-Rows are kept in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from
-them: a run that was cut short, or that takes a slice, goes on where the last one ended. What has a row is measured
-again where it is named, or with ``--again``. ``--results FILE.json`` keeps them elsewhere.
+Rows are stored in ``benchmarks/results/architectures.json`` as they are made, and ``architectures.md`` is written from
+them. A run that was interrupted, or that takes a slice, continues after the last row. Existing rows are measured again
+only if they are named, or with ``--again``. ``--results FILE.json`` stores them elsewhere.
 
-Each architecture runs in a process of its own with a time limit (``--limit`` seconds), so that a crash ends one row. It
-is forked from this one, which has imported the libraries and exported one model by both exporters: that takes longer
-than most architectures do.
+Each architecture runs in a separate process with a time limit (``--limit`` seconds), so that a crash ends one row. The
+process is forked from this one, which has imported the libraries and exported one model with both exporters: that takes
+longer than most architectures do.
 
-It needs transformers, diffusers, timm and torchvision beside normdeploy: the Makefile's ``test-architectures`` makes an
-environment that has them. The exit code is 1 where a row is not as it should be (``table.wrong``).
+It needs transformers, diffusers, timm and torchvision besides normdeploy: the Makefile's ``test-architectures`` creates
+an environment that has them. The exit code is 1 if a row is wrong (``table.wrong``).
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ _WARM = "ViT (torchvision)"
 
 
 def main() -> int:
+    """Measure the chosen architectures and write the page.
+
+    Returns:
+        exit code.
+    """
     wanted = _arguments()
     rows = _kept(wanted.results)
     chosen = ARCHITECTURES[wanted.first :][: wanted.count]
@@ -83,7 +88,7 @@ def _write(path: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _warm_up() -> None:
-    """Import every library, and run both exporters once: the rows' processes are forked from what this leaves."""
+    """Import every library, and run both exporters once; the rows' processes are forked from this state."""
     declare_torchvision()
     for library in ("transformers", "diffusers", "timm", "torchvision"):
         __import__(library)
@@ -91,11 +96,16 @@ def _warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured(architecture, Path(folder), lambda row: None)
     gc.collect()
-    gc.freeze()  # else each collection in a child walks through all that was imported, and copies its pages
+    # Otherwise each garbage collection in a child would visit all imported objects and copy their pages.
+    gc.freeze()
 
 
 def in_a_process(architecture: Architecture, limit: float) -> dict[str, Any]:
-    """The row, also where its process crashed or was stopped: then what was known until then, and ``failed``."""
+    """Measure an architecture in a separate process.
+
+    Returns:
+        the row. If the process crashed or was stopped, the row has the results until then, and ``failed``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "row.json"
         child = multiprocessing.get_context("fork").Process(target=_child, args=(architecture, Path(folder), kept))

@@ -1,4 +1,4 @@
-"""Norms that are still decomposed, found without any of normdeploy's own recognition: a root behind a reduction."""
+"""Find norms that are still decomposed, without normdeploy's own recognition: a root after a reduction."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ _LOCAL = {
     ),
     *("Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose"),
 }
-# nodes looked at above a root: an unbiased variance over a dynamic size has about eight between the mean and the root
+# Nodes examined above a root; an unbiased variance over a dynamic size has about eight between the mean and the root.
 _STEPS = 12
 
 
 def decomposed(proto: onnx.ModelProto) -> list[str]:
-    """The outputs of the roots (Sqrt, Pow by ±1/2, ReduceL2) that take a mean or a sum."""
+    """Find the roots (Sqrt, Pow by ±1/2, ReduceL2) of a mean or a sum.
+
+    Returns:
+        names of their outputs.
+    """
     graph = proto.graph
     made = {name: node for node in graph.node for name in node.output if name}
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}

@@ -1,16 +1,17 @@
-"""One architecture through export, verify, optimize of the plain file, build; every stage with default options.
+"""Measure one architecture: export, verify, optimize of the plain file, build; every stage with default options.
 
-*Time.* The whole of ``normdeploy.export`` against ``torch.onnx.export(dynamo=True)`` on the same module, the same
-inputs and ranges of dims, both until the file is written: each of the two has to trace the module itself. Both run in
-one process, which has exported another model by each before, so that imports and caches that are filled once are paid
-by neither; one after the other, so that another job on the machine hits both. Where the ratio is not between ``LOW``
-and ``AGAIN`` both run again, ours first, up to ``PAIRS`` times in all, and the smallest of each is compared: what this
-model alone makes torch load is paid by the plain one's first run, which a second one replaces, and one run may be half
-as long again as the next beside other jobs. It is processor time, that of child processes included: seconds on the
-clock say little there.
+*Time.* The whole of ``normdeploy.export`` is compared with ``torch.onnx.export(dynamo=True)``, with the same module,
+inputs and ranges of dims. Both run until the file is written, because each must trace the module itself. They run in
+one process, one after the other, so that other jobs on the machine affect both. The process has exported another model
+with each before, so that neither pays for imports and caches that are filled once.
 
-*Whose fault.* Where ``verify`` fails, the plain file is verified by the same rule. Where that fails too the fault was
-there before this project touched anything.
+If the ratio is not between ``LOW`` and ``AGAIN``, both run again, ours first, up to ``PAIRS`` times in total, and the
+smallest times are compared. There are two reasons. The plain exporter's first run pays for everything that this model
+alone makes torch load. And next to other jobs one run may take half as long again as the next. Times are processor
+times including child processes; wall time says little there.
+
+*Whose fault.* If ``verify`` fails, the plain file is verified by the same rule. If that fails too, this project did not
+cause the fault.
 """
 
 from __future__ import annotations
@@ -45,33 +46,52 @@ BUILD_SECONDS = 120.0
 
 @dataclass
 class Row:
-    """Everything about one architecture; "" of a stage that failed nowhere, or did not run."""
+    """Results for one architecture. A stage is "" if it did not fail, or did not run.
+
+    Attributes:
+        modules: class of a norm module -> calls in one run of the model.
+        plain: error of the bare exporter.
+        export: error of our exporter.
+        norms: "LayerNorm fused" -> number.
+        reasons: why a norm was refused, undone or kept -> number.
+        left: number of decomposed norms left in our file.
+        unexplained: those of them that no finding with a reason covers.
+        nodes: plain, ours, optimized -> number of nodes that compute.
+        verify: "passes", or the fault.
+        plain_verify: the same for the plain file, if ours fails.
+        optimize: "passes" if the optimized plain file has the same outputs as before.
+        optimized: norms, as above.
+        runs: plain, ours -> processor seconds of each run.
+        stages: wall seconds of our last export.
+        took: wall seconds of the other verbs.
+        failed: what ended the whole row: the time limit, a crash.
+    """
 
     name: str
     library: str
-    modules: dict[str, int] = field(default_factory=dict)  # class of a norm module -> calls in one run of the model
-    plain: str = ""  # what the bare exporter says where it fails
-    export: str = ""  # what ours says where it fails
-    norms: dict[str, int] = field(default_factory=dict)  # "LayerNorm fused" -> how many
-    reasons: dict[str, int] = field(default_factory=dict)  # why something was refused, undone or kept -> how often
-    left: int = 0  # decomposed norms that are left in our file
-    unexplained: list[str] = field(default_factory=list)  # those of them that no finding with a reason holds
-    nodes: dict[str, int] = field(default_factory=dict)  # plain, ours, optimized -> nodes that compute
-    verify: str = ""  # "passes", or what is wrong
-    plain_verify: str = ""  # the same of the plain file, where ours fails
-    optimize: str = ""  # "passes": the optimized plain file gives what it gave
-    optimized: dict[str, int] = field(default_factory=dict)  # norms, as above
+    modules: dict[str, int] = field(default_factory=dict)
+    plain: str = ""
+    export: str = ""
+    norms: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    left: int = 0
+    unexplained: list[str] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)
+    verify: str = ""
+    plain_verify: str = ""
+    optimize: str = ""
+    optimized: dict[str, int] = field(default_factory=dict)
     optimized_unexplained: list[str] = field(default_factory=list)
     build: str = ""
-    runs: dict[str, list[float]] = field(default_factory=dict)  # plain, ours -> processor seconds of each run
-    stages: dict[str, float] = field(default_factory=dict)  # of our last export, wall clock
-    took: dict[str, float] = field(default_factory=dict)  # seconds on the clock of the other verbs
+    runs: dict[str, list[float]] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    failed: str = ""  # what ended the whole row: the time limit, a crash
+    failed: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """Our export's time over the plain one's."""
+        """Return our export's time over the plain one's; None if one failed."""
         return (
             min(self.runs["ours"]) / min(self.runs["plain"])
             if self.runs.get("ours") and self.runs.get("plain")
@@ -79,11 +99,23 @@ class Row:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the row to JSON's types.
+
+        Returns:
+            fields and the ratio.
+        """
         return asdict(self) | {"ratio": self.ratio and round(self.ratio, 3)}
 
 
 def measured(architecture: Architecture, folder: Path, save: Callable[[Row], None]) -> Row:
-    """``save`` is called after each stage, so that a crash or the time limit leaves what was known."""
+    """Measure an architecture.
+
+    Args:
+        save: called after each stage, so that the results so far survive a crash or the time limit.
+
+    Returns:
+        the row.
+    """
     row = Row(architecture.name, architecture.library)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -109,8 +141,12 @@ def measured(architecture: Architecture, folder: Path, save: Callable[[Row], Non
 
 
 def samples(architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Example inputs at the usual sizes, for the bare exporter and the census of modules: by the text of
-    ``--input``."""
+    """Draw example inputs at the usual sizes from the text of ``--input``, for the bare exporter and the census of
+    modules.
+
+    Returns:
+        name -> tensor.
+    """
     return {spec.partition(":")[0]: _sample(spec) for spec in architecture.inputs}
 
 
@@ -125,7 +161,11 @@ def _sample(spec: str) -> torch.Tensor:
 
 
 def dynamic(architecture_inputs: tuple[str, ...]) -> dict[str, dict[int, Any]]:
-    """The ranges of the dims as ``torch.onnx.export`` takes them."""
+    """Convert the ranges of the dims for ``torch.onnx.export``.
+
+    Returns:
+        input -> axis -> dim.
+    """
     made: dict[str, Any] = {}
     for name, sizes in SIZES.items():
         low, _, high = map(int, sizes.split(":"))
@@ -147,6 +187,7 @@ def _exports(
     results: list[Any] = []
 
     def plain() -> None:
+        """Export with torch."""
         torch.onnx.export(
             module,
             (),
@@ -158,6 +199,7 @@ def _exports(
         )
 
     def ours() -> None:
+        """Export with normdeploy."""
         results.append(normdeploy.export(module, output=files["ours"], **specs))
 
     if reason := _failure(lambda: _timed(row.runs["plain"], plain)):
@@ -185,15 +227,14 @@ def _clocked(row: Row, stage: str, work: Callable[[], str]) -> str:
 
 
 def _failure(work: Callable[[], object]) -> str:
-    """What went wrong, in one line; "" where nothing did."""
+    """Run ``work``; return its error on one line, or ""."""
     try:
         work()
     except Exception as error:
         while not isinstance(error, NormdeployError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
-        said = " ".join(
-            str(error).partition("While executing")[0].split()
-        )  # what follows quotes sources with their paths
+        # The text after "While executing" quotes sources with their paths.
+        said = " ".join(str(error).partition("While executing")[0].split())
         return f"{type(error).__name__}: {said[:400]}"
     return ""
 
@@ -202,7 +243,7 @@ def _failure(work: Callable[[], object]) -> str:
 
 
 def _norm_calls(module: nn.Module, feeds: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """How often each class of norm module runs: those called so that hold no other norm module."""
+    """Count the calls of each class of norm module that contains no other norm module."""
     calls: Counter[str] = Counter()
     handles = []
     for m in module.modules():
@@ -234,8 +275,9 @@ def _census(result: Any) -> dict[str, int]:
 
 
 def _unexplained(left: list[str], result: Any) -> list[str]:
-    """Roots that no refused finding holds; cleaning up renames tensors, so where their number fits that of the findings
-    all are told."""
+    """Return roots that no refused finding covers. Cleaning renames tensors, so all roots count as explained if there
+    are at least as many such findings.
+    """
     refused = [f for f in result.summary.findings if f.status in ("refused", "undone") and f.reason]
     told = {t for f in refused for t in (*f.tensors, f.tensor)}
     unknown = [name for name in left if name not in told]
@@ -243,7 +285,7 @@ def _unexplained(left: list[str], result: Any) -> list[str]:
 
 
 def _count(proto: onnx.ModelProto) -> int:
-    """Nodes that compute: exporters differ in where they keep constants."""
+    """Count the nodes that compute; exporters differ in the placement of constants."""
     return sum(n.op_type != "Constant" for n in proto.graph.node)
 
 
@@ -251,7 +293,11 @@ def _count(proto: onnx.ModelProto) -> int:
 
 
 def verdict(source: Any, path: Path, specs: Mapping[str, Any]) -> str:
-    """ "passes", or what ``verify`` says is wrong."""
+    """Verify a file.
+
+    Returns:
+        "passes", or the fault that ``verify`` reports.
+    """
     try:
         found = normdeploy.verify(source, path, **specs)
     except NormdeployError as error:

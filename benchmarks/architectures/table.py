@@ -1,4 +1,4 @@
-"""The page of the rows, and what a row must be: the measures, in one place."""
+"""Write the page of the rows, and define when a row is right: all measures in one place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from .catalogue import ARCHITECTURES
 
-MOST = 1.3  # times the plain export, for each
+# Times the plain export, for each architecture.
+MOST = 1.3
 MEDIAN = 1.15
 
 COLUMNS = (
@@ -34,14 +35,18 @@ Json = dict[str, Any]
 
 
 def wrong(row: Json) -> list[str]:
-    """What is not as the measures want it; empty where all is. What the plain exporter can't do either is no fault of
-    ours."""
+    """List the violations of the measures. A failure that the plain exporter has too does not count.
+
+    Returns:
+        a text for each; empty if the row is right.
+    """
     if row["plain"] and row["export"]:
         return []
     found = [f"{stage}: {row[stage]}" for stage in ("failed", "export") if row[stage]]
     if row["verify"] not in ("passes", "") and not named(row):
         found.append(f"verify: {row['verify']}")
-    if row["optimize"] not in ("passes", "") and not named(row):  # what a plain file fails in stays in it
+    # A failure of the plain file stays in the optimized one.
+    if row["optimize"] not in ("passes", "") and not named(row):
         found.append(f"optimize: {row['optimize']}")
     if row["build"] and not row["build"].endswith("layers"):
         found.append(f"build: {row['build']}")
@@ -53,12 +58,21 @@ def wrong(row: Json) -> list[str]:
 
 
 def named(row: Json) -> bool:
-    """Whether the plain file fails `verify` too: the exporter's fault, or the runtime's, which this project did not
-    add."""
+    """Check if the plain file fails `verify` too: then the fault is the exporter's or the runtime's, and not this
+    project's.
+
+    Returns:
+        true if both fail.
+    """
     return row["verify"] != "passes" and row["plain_verify"] not in ("", "passes")
 
 
 def line(row: Json) -> str:
+    """Format a row.
+
+    Returns:
+        line of the Markdown table.
+    """
     norms = ", ".join(f"{n} {what}" for what, n in row["norms"].items()) or "none"
     runs = row["runs"]
     seconds = ", ".join(f"{min(runs[side]):.1f}" if runs.get(side) else "none" for side in ("plain", "ours"))
@@ -87,7 +101,11 @@ def _verify(row: Json) -> str:
 
 
 def summary(rows: Sequence[Json]) -> str:
-    """The counts, as Markdown."""
+    """Summarize the rows.
+
+    Returns:
+        counts as Markdown.
+    """
     exported = [r for r in rows if not r["export"] and not (r["failed"] and not r["norms"] and not r["verify"])]
     ratios = sorted(r["ratio"] for r in rows if r["ratio"])
     time = (
@@ -118,6 +136,11 @@ def summary(rows: Sequence[Json]) -> str:
 
 
 def page(rows: Sequence[Json]) -> str:
+    """Write the page.
+
+    Returns:
+        Markdown.
+    """
     faults = [f"- {r['name']}: {fault}" for r in rows for fault in wrong(r)]
     theirs = [f"- {r['name']}: {r['plain']}" for r in rows if r["plain"]]
     theirs += [f"- {r['name']}, verify: {r['verify']}. The plain file: {r['plain_verify']}" for r in rows if named(r)]

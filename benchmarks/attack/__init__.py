@@ -1,4 +1,5 @@
-"""An attack on ``optimize``: random graphs of real norms with traps, judged in float64 without the code under test.
+"""Attack ``optimize`` with random graphs of real norms with traps, judged in float64 without the code under test.
 
-Written from a list of causes and not from the recogniser. ``python -m benchmarks.attack --count 1000 --seed 0``.
+The graphs are based on a list of causes of errors, not on the recognizer. ``python -m benchmarks.attack --count 1000
+--seed 0``.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.attack``: generates, optimizes, judges, and prints a table per family."""
+"""Run ``python -m benchmarks.attack``: generate, optimize and judge graphs, and print a table per family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ COLUMNS = (
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
-    """Markdown, a row per family and one for all."""
+    """Format the counts.
+
+    Returns:
+        Markdown with a row per family and one for all.
+    """
     lines = ["| family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     total: Counter[str] = Counter()
     for name in FAMILIES:
@@ -42,7 +46,7 @@ def table(counts: dict[str, Counter[str]]) -> str:
 
 
 def save(outcome: Outcome, folder: Path) -> None:
-    """The graph, what became of it, and the input that tells them apart."""
+    """Save the graph, its optimized form, and the input that distinguishes them."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{outcome.family}-{outcome.index}"
     if outcome.before is not None:
@@ -55,6 +59,11 @@ def save(outcome: Outcome, folder: Path) -> None:
 
 
 def main() -> int:
+    """Attack and print the table.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(prog="benchmarks.attack", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="graphs")
     parser.add_argument("--first", type=int, default=0, help="index of the first graph")
@@ -74,7 +83,7 @@ def main() -> int:
     kept: Counter[tuple[str, str]] = Counter()
     jobs = ((options.seed, k, names, options.inputs) for k in range(options.first, options.first + options.count))
     began = time.perf_counter()
-    # a fresh process after some thousand graphs: a leak of a runtime's sessions must not end a long run
+    # Start a fresh process after some thousand graphs: a leak in a runtime's sessions must not end a long run.
     with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=100) as pool:
         for done, outcome in enumerate(pool.imap_unordered(attack, jobs, chunksize=20), 1):
             counts[outcome.family].update(outcome.counts())

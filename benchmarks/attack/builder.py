@@ -1,4 +1,4 @@
-"""Writes ONNX graphs node by node, in any opset from 13 to 21, and keeps what the judge must know of them."""
+"""Write ONNX graphs node by node, in any opset from 13 to 21, and record the facts that the judge needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-Dim = int | str  # a size, or the name of a dynamic dim; "?k" is a dynamic dim that the file does not name
-PARAMETER = "w_"  # constants of this prefix may be rounded by a rewrite: the judge lets them move by half an ulp
+# A size, or the name of a dynamic dim; "?k" is a dynamic dim that the file does not name.
+Dim = int | str
+# A rewrite may round constants with this prefix, so the judge lets them move by half an ulp.
+PARAMETER = "w_"
 TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float64): TensorProto.DOUBLE,
@@ -24,8 +26,13 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Input:
-    """A graph input: its dims as labels; ``mean`` and ``std`` broadcast to it where the graph's statistics state
-    them."""
+    """Graph input.
+
+    Attributes:
+        dims: labels.
+        mean: broadcasts to the input, if the graph's statistics give it.
+        std: the same.
+    """
 
     name: str
     dims: tuple[Dim, ...]
@@ -36,13 +43,16 @@ class Input:
 
 @dataclass
 class Case:
-    """One generated graph with what makes its judgement sharp.
+    """One generated graph with hints for the judge.
 
-    ``honest``: nothing but a norm, so a refusal is a loss. ``numbers``: values that the graph compares with. ``sizes``:
-    for a dynamic dim, sizes that matter. ``broadcast``: pairs of dims of which one may be 1 where they differ.
-    ``degenerate``: an epsilon of zero.
-    ``channel``: the axis along which an output's accuracy is judged. ``fold``: a linear op and constants, where
-    accuracy is expected.
+    Attributes:
+        honest: only a norm, so a refusal is a loss.
+        numbers: values that the graph compares with.
+        sizes: dynamic dim -> sizes that matter.
+        broadcast: pairs of dims; if they differ, one may be 1.
+        degenerate: an epsilon of zero.
+        channel: axis along which an output's accuracy is judged.
+        fold: a linear op and constants; accuracy is expected.
     """
 
     family: str
@@ -59,7 +69,7 @@ class Case:
 
 
 class Builder:
-    """A graph under construction. Every method that adds a node returns the name of its (first) output."""
+    """Build a graph. Every method that adds a node returns the name of its (first) output."""
 
     def __init__(
         self, rng: np.random.Generator, opset: int | None = None, dtype: Any = np.float32, prefix: str = ""
@@ -85,21 +95,41 @@ class Builder:
 
     # ---- randomness
     def pick(self, *choices: Any) -> Any:
+        """Pick one of the choices.
+
+        Returns:
+            the choice.
+        """
         return choices[int(self.rng.integers(len(choices)))]
 
     def chance(self, probability: float) -> bool:
+        """Draw true with a probability.
+
+        Returns:
+            true or false.
+        """
         return bool(self.rng.random() < probability)
 
     def note(self, text: str) -> None:
-        """Adds to the case's name what was drawn."""
+        """Add a choice to the case's name."""
         self.label = f"{self.label}-{text}" if self.label else text
 
     # ---- nodes
     def fresh(self, stem: str = "t") -> str:
+        """Make a unique name.
+
+        Returns:
+            the name.
+        """
         self._count += 1
         return f"{self.prefix}{stem}{self._count}"
 
     def op(self, kind: str, *inputs: str, outputs: int | Sequence[str] = 1, domain: str = "", **attributes: Any) -> str:
+        """Add a node.
+
+        Returns:
+            its first output.
+        """
         names = [self.fresh() for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
         self.nodes.append(helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         if domain:
@@ -107,10 +137,20 @@ class Builder:
         return names[0]
 
     def many(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
+        """Add a node with several outputs.
+
+        Returns:
+            its outputs.
+        """
         self.op(kind, *inputs, outputs=outputs, **attributes)
         return list(self.nodes[-1].output)
 
     def const(self, value: Any, dtype: Any = None, stem: str = "c") -> str:
+        """Add a constant, as an initializer or a Constant node.
+
+        Returns:
+            its name.
+        """
         array = np.asarray(value, self.dtype if dtype is None else dtype)
         name = self.fresh(stem)
         tensor = numpy_helper.from_array(array, name)
@@ -121,72 +161,146 @@ class Builder:
         return name
 
     def ints(self, *values: int) -> str:
+        """Add a constant of int64.
+
+        Returns:
+            its name.
+        """
         return self.const(np.array(values, np.int64), np.int64)
 
     def param(self, value: Any) -> str:
-        """A trained number: the judge lets it move by its rounding."""
+        """Add a trained number; the judge lets it move by its rounding.
+
+        Returns:
+            its name.
+        """
         return self.const(value, stem=PARAMETER)
 
     def number(self, value: float, around: bool = True) -> str:
-        """A scalar that the graph compares with: the judge tries it, and its neighbours."""
+        """Add a scalar that the graph compares with; the judge tries it and its neighbors.
+
+        Returns:
+            its name.
+        """
         value = float(np.asarray(value, self.dtype))
         if around:
             self.numbers.append(value)
         return self.const(value)
 
     def reduce(self, kind: str, x: str, axes: Sequence[int], keep: int = 1) -> str:
+        """Add a reduction; axes are an input or an attribute, depending on the opset.
+
+        Returns:
+            its output.
+        """
         if self.opset >= 18 or kind == "ReduceSum":
             return self.op(kind, x, self.ints(*axes), keepdims=keep)
         return self.op(kind, x, axes=list(axes), keepdims=keep)
 
     def cast(self, x: str, dtype: Any) -> str:
+        """Add a Cast.
+
+        Returns:
+            its output.
+        """
         return self.op("Cast", x, to=TYPES[np.dtype(dtype)])
 
     def clip(self, x: str, low: str, high: str) -> str:
+        """Add a Clip.
+
+        Returns:
+            its output.
+        """
         return self.op("Clip", x, low, high)
 
     def reshape(self, x: str, *sizes: int) -> str:
+        """Add a Reshape.
+
+        Returns:
+            its output.
+        """
         return self.op("Reshape", x, self.ints(*sizes))
 
     def unsqueeze(self, x: str, *axes: int) -> str:
+        """Add an Unsqueeze.
+
+        Returns:
+            its output.
+        """
         return self.op("Unsqueeze", x, self.ints(*axes))
 
     def slice(self, x: str, start: int, end: int, axis: int, step: int = 1) -> str:
+        """Add a Slice.
+
+        Returns:
+            its output.
+        """
         return self.op("Slice", x, self.ints(start), self.ints(end), self.ints(axis), self.ints(step))
 
     def pad(self, x: str, pads: Sequence[int]) -> str:
+        """Add a Pad with constants.
+
+        Returns:
+            its output.
+        """
         return self.op("Pad", x, self.ints(*pads), mode="constant")
 
     def size_of(self, x: str, axis: int, scalar: bool = True) -> str:
-        """The size of one axis, int64: a scalar, or one element."""
+        """Add the size of one axis, int64.
+
+        Returns:
+            a scalar, or one element.
+        """
         shape = self.op("Shape", x)
         return self.op("Gather", shape, self.const(axis, np.int64) if scalar else self.ints(axis), axis=0)
 
     # ---- the frame
     def input(self, name: str, dims: Sequence[Dim], dtype: Any = None, mean: Any = None, std: Any = None) -> str:
+        """Add a graph input.
+
+        Returns:
+            its name.
+        """
         kind = self.dtype if dtype is None else np.dtype(dtype)
         self.inputs.append(Input(name, tuple(dims), kind, mean, std))
         return name
 
     def output(self, tensor: str, dims: Sequence[Dim] | None = None, dtype: Any = None) -> None:
+        """Add a graph output."""
         self.outputs.append(
             (tensor, None if dims is None else tuple(dims), self.dtype if dtype is None else np.dtype(dtype))
         )
 
     def info(self, name: str, dims: Sequence[Dim] | None, dtype: np.dtype) -> onnx.ValueInfoProto:
+        """Describe a tensor for the file.
+
+        Returns:
+            value info.
+        """
         shape = None if dims is None else [None if isinstance(d, str) and d.startswith("?") else d for d in dims]
         return helper.make_tensor_value_info(name, TYPES[dtype], shape)
 
     def graph(self, name: str = "g") -> onnx.GraphProto:
+        """Build the graph.
+
+        Returns:
+            the graph.
+        """
         infos = [self.info(i.name, i.dims, i.dtype) for i in self.inputs]
         outs = [self.info(n, d, t) for n, d, t in self.outputs]
         return helper.make_graph(self.nodes, name, infos, outs, self.constants)
 
     def model(self) -> onnx.ModelProto:
+        """Build the model.
+
+        Returns:
+            the model.
+        """
         imports = [helper.make_opsetid("", self.opset)] + [helper.make_opsetid(d, 1) for d in sorted(self.domains)]
         version = 8 if self.opset < 19 else 10
         model = helper.make_model(self.graph(), opset_imports=imports, functions=self.functions, ir_version=version)
-        if any(dims is None for _, dims, _ in self.outputs):  # onnx.checker wants every output's rank
+        # onnx.checker requires every output's rank.
+        if any(dims is None for _, dims, _ in self.outputs):
             inferred = onnx.shape_inference.infer_shapes(model).graph.output
             for given, found in zip(model.graph.output, inferred, strict=True):
                 if found.type.tensor_type.HasField("shape"):
@@ -194,5 +308,10 @@ class Builder:
         return model
 
     def case(self, family: str, honest: bool) -> Case:
+        """Build the case.
+
+        Returns:
+            the case.
+        """
         marks = (self.numbers, self.sizes, self.broadcast, self.degenerate, self.channel, self.fold)
         return Case(family, self.label, self.model(), self.inputs, honest, *marks)

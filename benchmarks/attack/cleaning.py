@@ -1,12 +1,12 @@
-"""Attacks the cleaning rules: random graphs of the ops that they touch, compared bit for bit in onnxruntime.
+"""Attack the cleaning rules: random graphs of the ops that they touch, compared bit for bit in onnxruntime.
 
 ``python -m benchmarks.attack.cleaning --count 20000 --seed 0`` prints how many graphs were drawn, ran, were changed and
 differ, and writes the graphs that differ to ``--output``.
 
-Each graph is a chain of up to six ops on one input, with gates and masks behind it. Constants and inputs hold -0,
-infinities, NaN, large integers and empty dims. `simplify` is called without samples, so that no comparison hides what a
-rule does. Outputs are equal where their bits are; NaN equals NaN whatever its payload. Folded constants of floating
-arithmetic may round otherwise, by two units in the last place.
+Each graph is a chain of up to six ops on one input, followed by gates and masks. Constants and inputs include -0,
+infinities, NaN, large integers and empty dims. `simplify` is called without samples, so that no comparison hides a
+rule's error. Outputs must have equal bits; NaN equals NaN with any payload. Folded constants of floating arithmetic may
+differ by two units in the last place.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ from normdeploy.graphs.simplification import simplify
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 6.0, np.inf, -np.inf, np.nan, 1e-12, -3e38, 0.5)
 WHOLE = (0, 1, -1, 3, 5, 9, 2**31 - 1, -(2**31), 2**40)
 _OPSETS = (14, 17, 18, 20, 21)
-_ULPS = 2  # of constants that are computed: half a unit here, and as much or more in the runtime
+# For computed constants: half a unit here, and at least as much in the runtime.
+_ULPS = 2
 
 
 @dataclass
 class Drawn:
-    """A graph as it grows: ``value`` is its last tensor, of ``shape`` and ``dtype``."""
+    """Graph as it grows.
+
+    Attributes:
+        value: last tensor, of ``shape`` and ``dtype``.
+    """
 
     rng: np.random.Generator
     opset: int
@@ -46,16 +51,27 @@ class Drawn:
     stored: dict[str, np.ndarray] = field(default_factory=dict)
 
     def constant(self, array: object, dtype: object = None) -> str:
+        """Store a constant.
+
+        Returns:
+            its name.
+        """
         name = f"c{len(self.stored)}"
         with np.errstate(over="ignore"):
             self.stored[name] = np.array(array, self.dtype if dtype is None else dtype)
         return name
 
     def add(self, op: str, inputs: list[str], **attributes: object) -> None:
+        """Add a node, which becomes the value."""
         self.value = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [self.value], **attributes))
 
     def number(self) -> float | int:
+        """Draw a special number of the value's type.
+
+        Returns:
+            the number.
+        """
         if self.dtype.kind == "f":
             return float(self.rng.choice(SPECIAL))
         limits = np.iinfo(self.dtype)
@@ -147,7 +163,7 @@ def _squeeze(d: Drawn) -> None:
 
 def _cast(d: Drawn) -> None:
     dtype = np.dtype(str(d.rng.choice(["float16", "float32", "float64", "int32", "int64", "uint8"])))
-    # A number that is out of range, or NaN, becomes whatever the processor makes of it.
+    # A number out of range, or NaN, becomes whatever the processor makes of it.
     if d.dtype.kind == "f" and dtype.kind != "f":
         return
     d.add("Cast", [d.value], to=helper.np_dtype_to_tensor_dtype(dtype))
@@ -186,7 +202,7 @@ def _conv(d: Drawn) -> None:
 
 
 def _constants(d: Drawn) -> None:
-    """An op on constants, whose result joins the chain by a comparison of its own."""
+    """Add an op on constants, whose result joins the chain through its own comparison."""
     op = str(d.rng.choice(["LogSoftmax", "Softmax", "Exp", "Sqrt", "Reciprocal", "Div", "Neg", "Abs", "Floor", "Relu"]))
     if d.dtype != np.float32:
         return
@@ -213,7 +229,11 @@ STEPS: tuple[Callable[[Drawn], None], ...] = (
 
 
 def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Return a graph and its input."""
+    """Draw a graph.
+
+    Returns:
+        the graph and its input.
+    """
     rng = np.random.default_rng(seed)
     dtype = np.dtype(str(rng.choice(["float32", "float32", "float32", "int64", "int32", "float16"])))
     shape = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 0], int(rng.integers(1, 4)), p=[0.25, 0.25, 0.2, 0.2, 0.1]))
@@ -238,11 +258,16 @@ def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 
 def _dims(shape: tuple[int, ...], rng: np.random.Generator) -> list[int | str]:
-    """Sizes, of which some are left open."""
+    """Return the sizes, with some left open."""
     return [f"d{axis}" if rng.random() < 0.4 else size for axis, size in enumerate(shape)]
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """Run a graph in onnxruntime without its optimizer.
+
+    Returns:
+        the output.
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -252,17 +277,26 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def run_alone(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the output as onnx's evaluator computes it, node by node."""
+    """Run a graph in onnx's evaluator, node by node.
+
+    Returns:
+        the output.
+    """
     with np.errstate(all="ignore"):
         return np.asarray(ReferenceEvaluator(proto).run(None, feeds)[0])
 
 
 def equal(before: np.ndarray, after: np.ndarray, *, computed: bool, shifted: bool, signed_zeros: bool) -> bool:
-    """Return whether both are the same bits, or NaN.
+    """Compare two outputs; NaN equals NaN.
 
-    ``computed``: constants of them may round otherwise. ``shifted``: 1 may be added to or taken from such constants,
-    and what remains keeps the error of numbers of size 1. ``signed_zeros``: 0 and -0 differ; which of both Min and Max
-    give depends on the shape of a tensor in onnxruntime.
+    Args:
+        computed: their constants may round differently.
+        shifted: 1 may be added to or subtracted from such constants, and the result keeps the error of numbers of size
+            1.
+        signed_zeros: 0 and -0 differ; in onnxruntime the one that Min and Max return depends on the shape of a tensor.
+
+    Returns:
+        true if the bits are the same, within these limits.
     """
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
@@ -272,7 +306,7 @@ def equal(before: np.ndarray, after: np.ndarray, *, computed: bool, shifted: boo
     same = (before == after) & signs | (np.isnan(before) & np.isnan(after))
     if computed:
         with np.errstate(all="ignore"):
-            # The constants are float32; a Cast behind them may widen the result.
+            # The constants are float32; a later Cast may widen the result.
             unit = np.maximum(np.spacing(np.abs(before)), np.spacing(np.abs(before.astype(np.float32))))
             unit = np.maximum(unit, np.spacing(np.float32(shifted)))
             same |= (np.abs(before.astype(np.float64) - after) <= _ULPS * unit) & signs
@@ -280,11 +314,16 @@ def equal(before: np.ndarray, after: np.ndarray, *, computed: bool, shifted: boo
 
 
 def judge(seed: int) -> str:
-    """Return "not run", "same", "right" (changed and equal), "failed" (not cleaned) or "false"."""
+    """Clean a graph and compare.
+
+    Returns:
+        "not run", "same", "right" (changed and equal), "failed" (not cleaned) or "false".
+    """
     proto, feeds = draw(seed)
     try:
         before = run(proto, feeds)
-    except Exception:  # onnxruntime's exceptions share no base class
+    # onnxruntime's exceptions share no base class.
+    except Exception:
         return "not run"
     result = simplify(proto)
     if result.note:
@@ -293,13 +332,14 @@ def judge(seed: int) -> str:
     computed = any(node.op_type in rounded for node in proto.graph.node)
     try:
         after = run(result.proto, feeds)
-    except Exception:  # likewise
+    # onnxruntime's exceptions share no base class.
+    except Exception:
         return "false"
     signed_zeros = all(node.op_type not in ("Min", "Max", "ReduceMax") for node in proto.graph.node)
     shifted = any(node.op_type in ("Add", "Sub") for node in proto.graph.node)
     same = partial(equal, computed=computed, shifted=shifted, signed_zeros=signed_zeros)
-    # onnxruntime computes halves in float32, and drops a Cast to half where the next op has no kernel of that type. So
-    # what it computes for a node depends on its neighbors; onnx's evaluator looks at each node alone.
+    # onnxruntime computes halves in float32, and drops a Cast to half if the next op has no kernel of that type. So its
+    # result for a node depends on the neighbors; onnx's evaluator handles each node alone.
     if not same(before, after) and not same(run_alone(proto, feeds), run_alone(result.proto, feeds)):
         return "false"
     changed = [n.op_type for n in result.proto.graph.node] != [n.op_type for n in proto.graph.node]
@@ -307,6 +347,7 @@ def judge(seed: int) -> str:
 
 
 def main() -> None:
+    """Attack and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,9 +1,9 @@
-"""A model in float64: every floating tensor becomes double, norm nodes are written out by what the ONNX spec says of
-them.
+"""Convert a model to float64: every floating tensor becomes double, and norm nodes are expanded by the ONNX
+specification.
 
-onnxruntime runs it where it has the kernels, else onnx's ReferenceEvaluator with convolutions of our own. Parameters
-and a factor behind every reduction are inputs of the double model, so that one session answers what the original's own
-rounding could do (``jitters``).
+onnxruntime runs the result if it has the kernels, else onnx's ReferenceEvaluator with our own convolutions. Parameters
+and a factor after every reduction are inputs of the double model, so that one session can estimate the effect of the
+original's own rounding (`jitter`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .kernels import OPS
 from .spec import EXPANDED, expand
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
-NOISY = {  # where roundings of float64 are felt: what sums, and what cancels
+# Ops in which roundings of float64 matter: those that sum or cancel.
+NOISY = {
     "ReduceMean",
     "ReduceSum",
     "ReduceSumSquare",
@@ -37,12 +38,13 @@ NOISY = {  # where roundings of float64 are felt: what sums, and what cancels
     "Add",
     "Sub",
 }
+# A rewrite rounds the factors of these: sqrt(n/(n − 1)) of an unbiased variance.
 FACTORS = {
     "Sqrt",
     "Reciprocal",
     "Pow",
     "Exp",
-}  # a rewrite rounds what scales them: sqrt(n/(n − 1)) of an unbiased variance
+}
 WHOLE = {
     "Shape",
     "Size",
@@ -91,11 +93,19 @@ class _Double:
     noisy: bool
     noise: list[str] = field(default_factory=list)
     params: dict[str, np.ndarray] = field(default_factory=dict)
-    sums: dict[str, tuple[int, ...]] = field(default_factory=dict)  # noise of a sum of parameters -> its shape
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of parameters
-    whole: set[str] = field(default_factory=set)  # tensors that are integers or booleans
+    # Noise of a sum of parameters -> its shape.
+    sums: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # Shapes of parameters.
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # Tensors that are integers or booleans.
+    whole: set[str] = field(default_factory=set)
 
     def graph(self, graph: onnx.GraphProto, top: bool) -> None:
+        """Convert a graph in place.
+
+        Args:
+            top: the main graph; its inputs and outputs change type.
+        """
         held = list(graph.initializer)
         self.shapes |= {t.name: tuple(t.dims) for t in held if PARAMETER in t.name and t.data_type in FLOATS}
         self.whole |= {t.name for t in held if t.data_type not in FLOATS}
@@ -111,7 +121,8 @@ class _Double:
             else:
                 nodes.extend(self.node(node))
         held = [_tensor(t) for t in held]
-        if self.noisy:  # a body's parameters are inputs of the model too; names are unique by construction
+        # A body's parameters are inputs of the model too; names are unique by construction.
+        if self.noisy:
             for tensor in [
                 t for t in held if PARAMETER in t.name and t.data_type in FLOATS and t.name not in self.params
             ]:
@@ -131,6 +142,11 @@ class _Double:
                 graph.input.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, self.sums.get(name, ())))
 
     def node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Convert a node.
+
+        Yields:
+            the nodes that replace it.
+        """
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 self.graph(attribute.g, False)
@@ -142,7 +158,7 @@ class _Double:
         if (node.domain, node.op_type) in EXPANDED:
             yield from expand(node, self.opset)
         elif self.noisy and node.op_type in ("Add", "Sub") and all(i in self.shapes for i in node.input):
-            # 1 + w: the original rounds it each time, and a rewrite once for all, which a loop may make much of
+            # 1 + w: the original rounds it each time, a rewrite only once, and a loop may amplify the difference.
             shape = np.broadcast_shapes(*(self.shapes[i] for i in node.input))
             yield from self.disturbed(node, f"factor_{len(self.noise)}", shape)
         elif self.noisy and node.op_type in NOISY | FACTORS and node.domain == "" and node.output[0] not in self.whole:
@@ -151,7 +167,11 @@ class _Double:
             yield node
 
     def disturbed(self, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> Iterator[onnx.NodeProto]:
-        """The node, and a product of its result and the new input ``name``."""
+        """Multiply the node's result by the new input ``name``.
+
+        Yields:
+            the node and the product.
+        """
         self.noise.append(name)
         self.sums |= {name: shape} if shape else {}
         result = node.output[0]
@@ -160,8 +180,7 @@ class _Double:
         yield helper.make_node("Mul", [node.output[0], name], [result])
 
     def typed(self, node: onnx.NodeProto) -> None:
-        """Adds the node's outputs to ``whole`` where they are no floating tensors; a body's results are taken for
-        floating ones."""
+        """Add the node's outputs to ``whole`` if they are not floating; a body's results are assumed to be floating."""
         kinds = {a.name: a for a in node.attribute}
         if node.op_type == "Cast":
             whole = kinds["to"].i not in FLOATS
@@ -179,7 +198,11 @@ class _Double:
 def converted(
     model: onnx.ModelProto, noisy: bool
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
-    """The model in double, its parameters by name, and the shapes of its noise inputs."""
+    """Convert a model.
+
+    Returns:
+        the model in double, its parameters by name, and the shapes of its noise inputs.
+    """
     double = onnx.ModelProto()
     double.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
     opset = next((i.version for i in double.opset_import if i.domain in ("", "ai.onnx")), 17)
@@ -189,7 +212,10 @@ def converted(
 
 
 class Evaluator:
-    """A model in float64. ``runtime`` says which one runs it: "onnxruntime" or "reference"."""
+    """Model in float64.
+
+    ``runtime`` is "onnxruntime" or "reference".
+    """
 
     def __init__(self, model: onnx.ModelProto, noisy: bool = False) -> None:
         self.model, self.params, self.noise = converted(model, noisy)
@@ -197,10 +223,16 @@ class Evaluator:
         try:
             self.runner: Any = session(self.model)
             self.runtime = "onnxruntime"
-        except Exception:  # onnxruntime says a missing kernel in several types of its own
+        # onnxruntime reports a missing kernel with several exception types.
+        except Exception:
             self.reference()
 
     def reference(self) -> None:
+        """Switch to onnx's evaluator.
+
+        Raises:
+            NoDouble: it can't load the model.
+        """
         from onnx.reference import ReferenceEvaluator
 
         try:
@@ -212,15 +244,22 @@ class Evaluator:
     def __call__(
         self, feed: dict[str, np.ndarray], jitter: np.random.Generator | None = None, ulp: float = 0.0
     ) -> list[np.ndarray]:
-        """Outputs in double. With ``jitter``, parameters, their sums and factors move by ``ulp``, other sums and
-        differences by 1e-13, relative.
+        """Evaluate the model.
+
+        Args:
+            jitter: move parameters, their sums and factors by ``ulp``, and other sums and differences by 1e-13,
+                relatively.
+
+        Returns:
+            outputs in double.
 
         Raises:
-            NoDouble: it does not run.
+            NoDouble: the model does not run.
         """
         full = {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feed.items()}
         for name, default in self.params.items():
-            array = full.get(name, default)  # a default that the caller overrides
+            # The caller may override a default.
+            array = full.get(name, default)
             full[name] = array if jitter is None else np.asarray(array * (1 + ulp * jitter.uniform(-1, 1, array.shape)))
         for name, shape in self.noise.items():
             size = 1e-13 if name.startswith("noise") else ulp
@@ -236,7 +275,11 @@ class Evaluator:
 
 
 def session(model: onnx.ModelProto) -> Any:
-    """An onnxruntime CPU session with its optimizer off and one thread."""
+    """Open an onnxruntime CPU session with its optimizer off and one thread.
+
+    Returns:
+        the session.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""The families: each a function (rng) -> Case. Half of the graphs drawn are honest."""
+"""Families of graphs, each a function (rng) -> Case. Half of the graphs drawn are honest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ FAMILIES = HONEST | TRAPS
 
 
 def generate(seed: int, index: int, names: tuple[str, ...] = ()) -> Case:
-    """Graph ``index`` of run ``seed``: the same one whoever asks, in whatever order."""
+    """Generate graph ``index`` of run ``seed``. The result does not depend on the process or the order of calls.
+
+    Returns:
+        the case.
+    """
     rng = np.random.default_rng([seed, index])
     if names:
         name = names[int(rng.integers(len(names)))]

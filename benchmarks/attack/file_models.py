@@ -1,4 +1,4 @@
-"""Draws models whose numbers matter: norms, convolutions and products, with tables of each data type beside them."""
+"""Draw models whose numbers matter: norms, convolutions and products, with tables of each data type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .storing import PACKED
 
 ROWS, WIDTH = 3, 4
 _OPSETS = (13, 17, 18, 21, 23)
-# Type -> the first opset whose Cast takes it, and what numpy calls it.
+# Type -> the first opset whose Cast accepts it, and numpy's type.
 TABLES = {
     TensorProto.FLOAT: (9, np.float32),
     TensorProto.DOUBLE: (9, np.float64),
@@ -41,7 +41,11 @@ _QUANTIZED = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto
 
 
 def tensor(name: str, kind: int, array: np.ndarray) -> TensorProto:
-    """Return a dense raw tensor, packed by hand where several numbers share a byte."""
+    """Make a dense raw tensor; types with several numbers per byte are packed by hand.
+
+    Returns:
+        the tensor.
+    """
     made = TensorProto(name=name, data_type=kind, dims=array.shape)
     if kind == TensorProto.STRING:
         made.string_data.extend(str(each).encode() for each in array.ravel())
@@ -57,7 +61,13 @@ def tensor(name: str, kind: int, array: np.ndarray) -> TensorProto:
 
 @dataclass
 class Drawn:
-    """A graph as it grows: ``value`` is its last tensor, [ROWS, WIDTH]; ``constants`` replaces initializers."""
+    """Graph as it grows.
+
+    Attributes:
+        value: last tensor, [ROWS, WIDTH].
+        constants: weights are Constant nodes instead of initializers.
+        exact: outputs that must have the same bits.
+    """
 
     rng: np.random.Generator
     opset: int
@@ -71,15 +81,29 @@ class Drawn:
     exact: list[str] = field(default_factory=list)
 
     def new(self) -> str:
+        """Make a name.
+
+        Returns:
+            unique name of a tensor.
+        """
         return f"{self.prefix}t{len(self.nodes)}"
 
     def add(self, op: str, *inputs: str, domain: str = "", **attributes: object) -> str:
+        """Add a node.
+
+        Returns:
+            its output.
+        """
         name = self.new()
         self.nodes.append(helper.make_node(op, inputs, [name], domain=domain, **attributes))
         return name
 
     def weight(self, array: object, kind: int = TensorProto.FLOAT) -> str:
-        """Store a weight; one in six of the same bytes and shape is shared."""
+        """Store a weight; one in six with the same bytes and shape is shared.
+
+        Returns:
+            its name.
+        """
         values = np.asarray(array)
         if kind in TABLES:
             with np.errstate(all="ignore"):
@@ -94,13 +118,22 @@ class Drawn:
         return name
 
     def numbers(self, *shape: int) -> np.ndarray:
-        """Numbers of about 1, of which some or most are 0, and a few -0."""
+        """Draw numbers of about 1; some or most are 0, and a few are -0.
+
+        Returns:
+            float32.
+        """
         values = self.rng.uniform(0.4, 1.2, shape) * self.rng.choice([-1, 1], shape)
         values[self.rng.random(shape) < self.rng.choice([0.0, 0.5, 0.9, 1.0], p=[0.4, 0.4, 0.15, 0.05])] = 0
         values[self.rng.random(shape) < 0.03] = -0.0
         return values.astype(np.float32)
 
     def positive(self, *shape: int) -> np.ndarray:
+        """Draw positive numbers of about 1.
+
+        Returns:
+            float32.
+        """
         return self.rng.uniform(0.5, 1.5, shape).astype(np.float32)
 
 
@@ -127,7 +160,7 @@ def _mean(d: Drawn, value: str) -> str:
 
 
 def _spelled(d: Drawn) -> None:
-    """A layer norm or an RMS norm, spelled out."""
+    """Add a hand-written layer norm or RMS norm."""
     center = d.add("Sub", d.value, _mean(d, d.value)) if d.rng.random() < 0.6 else d.value
     two = d.weight(np.array(2.0)) if d.rng.random() < 0.5 else ""
     square = d.add("Pow", center, two) if two else d.add("Mul", center, center)
@@ -146,16 +179,26 @@ def _node(d: Drawn) -> None:
 
 
 def _convolution(d: Drawn) -> None:
-    """A convolution with a batch norm behind or before it, on an image of the row."""
+    """Add a convolution with a batch norm after or before it, on an image made of the row."""
     image = d.add("Reshape", d.value, d.weight(np.array([ROWS, WIDTH, 1, 1]), TensorProto.INT64))
     kernel = int(d.rng.choice([1, 3]))
 
     def convolve(value: str) -> str:
+        """Add the convolution.
+
+        Returns:
+            its output.
+        """
         bias = [d.weight(d.numbers(WIDTH))] if d.rng.random() < 0.5 else []
         weight = d.weight(d.numbers(WIDTH, WIDTH, kernel, kernel) / 2)
         return d.add("Conv", value, weight, *bias, pads=[kernel // 2] * 4)
 
     def normalize(value: str) -> str:
+        """Add the batch norm.
+
+        Returns:
+            its output.
+        """
         arrays = (d.numbers(WIDTH), d.numbers(WIDTH), d.numbers(WIDTH), d.positive(WIDTH))
         return d.add("BatchNormalization", value, *(d.weight(each) for each in arrays), epsilon=0.1)
 
@@ -168,7 +211,7 @@ def _convolution(d: Drawn) -> None:
 
 
 def _table(d: Drawn) -> None:
-    """A table of any type that a Cast reads, into the chain and as an output of its own."""
+    """Add a table of any type that a Cast reads, to the chain and as a separate output."""
     kinds = [kind for kind, (since, _) in TABLES.items() if d.opset >= since]
     kind = int(d.rng.choice(kinds))
     shape = (WIDTH,) if d.rng.random() < 0.7 else (1, WIDTH - 1)
@@ -214,13 +257,13 @@ def _text(d: Drawn) -> None:
 
 
 def _digits(d: Drawn) -> None:
-    """A table whose numbers are written as strings."""
+    """Add a table whose numbers are written as strings."""
     words = np.array([f"{number:.3f}" for number in d.numbers(WIDTH)], object)
     d.value = d.add("Add", d.value, d.add("Cast", d.weight(words, TensorProto.STRING), to=TensorProto.FLOAT))
 
 
 def _unread(d: Drawn) -> None:
-    """A weight that no node reads, of a type that no runtime need know."""
+    """Add a weight that no node reads, of a type that a runtime need not know."""
     kinds = {TensorProto.COMPLEX64: np.complex64, TensorProto.COMPLEX128: np.complex128, TensorProto.DOUBLE: np.float64}
     kind = int(d.rng.choice(list(kinds)))
     if not d.constants:
@@ -278,14 +321,18 @@ STEPS = (*INNER, _spelled, _convolution, _table, _text, _digits, _unread, _if, _
 
 
 def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
-    """Return a model with dense raw weights, its input and the outputs that must be the same bits."""
+    """Draw a model with dense raw weights.
+
+    Returns:
+        the model, its input, and the outputs that must have the same bits.
+    """
     rng = np.random.default_rng([seed, 1])
     d = Drawn(rng, int(rng.choice(_OPSETS)))
     for _ in range(int(rng.integers(2, 5))):
         STEPS[int(rng.integers(len(STEPS)))](d)
     d.value = d.add("Identity", d.value)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, WIDTH])]
-    # A weight that is an input too may be replaced by a caller.
+    # A caller may override a weight that is also an input.
     if d.weights and rng.random() < 0.1:
         also = d.weights[int(rng.integers(len(d.weights)))]
         inputs.append(helper.make_tensor_value_info(also.name, also.data_type, list(also.dims)))

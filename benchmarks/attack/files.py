@@ -1,13 +1,12 @@
-"""Attacks the reading of files: models whose weights are stored in every form that a file may hold.
+"""Attack the reading of files: models whose weights are stored in every form that a file may have.
 
-``python -m benchmarks.attack.files --count 20000 --seed 0`` prints how many files were drawn, which forms they hold and
-how many became another function, and writes those to ``--output``.
+``python -m benchmarks.attack.files --count 20000 --seed 0`` prints how many files were drawn, their forms, and how many
+became another function; it writes those to ``--output``.
 
 Each model is a chain of norms, convolutions and products, some in bodies of If and Loop and in local functions, with
-tables of each data type beside it. The same model with dense raw initializers is run by onnxruntime without its
-optimizer, and so is the file in disguise as `normdeploy.storage.onnx_files` opens it: all bits of all outputs must be
-the same. Every tenth file is given to ``normdeploy.optimize``, every hundredth of the seeds to ``inspect`` and
-``verify``.
+tables of each data type. onnxruntime without its optimizer runs the model with dense raw initializers, and the
+disguised file as `normdeploy.storage.onnx_files` opens it. All bits of all outputs must be the same. Every tenth file
+is given to ``normdeploy.optimize``, and those of every hundredth seed to ``inspect`` and ``verify``.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from normdeploy.storage.onnx_files import load_onnx
 from .file_models import draw
 from .storing import Disguise
 
-# A misread number changes an output by about its own size, 1e-1; rewrites round in float32, through at most 8 blocks
-# of sums of 36 products and norms that divide by about 1: 8 · 36 · 2^-24 · 10 < 2e-4.
+# A misread number changes an output by about its own size, 1e-1. Rewrites round in float32, through at most 8 blocks of
+# sums of 36 products and norms that divide by about 1: 8 · 36 · 2^-24 · 10 < 2e-4.
 _ROUNDED = 2e-4
 _DEEP_EVERY = 100
 # Runs a file with and without onnxruntime's optimizer.
@@ -53,7 +52,11 @@ for options.graph_optimization_level in (level.ORT_DISABLE_ALL, level.ORT_ENABLE
 
 
 def run(source: str | bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the outputs by their names, of a run without onnxruntime's own optimizer."""
+    """Run a model without onnxruntime's optimizer.
+
+    Returns:
+        outputs by name.
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -64,7 +67,11 @@ def run(source: str | bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def differing(before: dict[str, np.ndarray], after: dict[str, np.ndarray], exact: list[str]) -> str:
-    """Return the name of the first output that is not the same, "" where all are."""
+    """Find the first output that is not the same.
+
+    Returns:
+        its name, or "".
+    """
     for name, wanted in before.items():
         value = after.get(name)
         if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
@@ -80,9 +87,11 @@ def differing(before: dict[str, np.ndarray], after: dict[str, np.ndarray], exact
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: "not run", "read", "same", "right" (rewritten and equal), "refused", "false" or "failed".
+    """Result for one file.
 
-    A file that is "read" was opened and not optimized; "same" was optimized, and nothing was found to rewrite.
+    Attributes:
+        kind: "not run", "read" (opened and not optimized), "same" (optimized, with nothing to rewrite), "right"
+            (rewritten and equal), "refused", "false" or "failed".
     """
 
     kind: str
@@ -91,14 +100,19 @@ class Verdict:
 
 
 def judge(seed: int, folder: Path, *, rewritten: bool) -> Verdict:
-    """Write the file of a seed to ``folder``, which is empty, and return what became of it.
+    """Write the file of a seed to the empty ``folder``, and read it.
 
-    ``rewritten``: whether the file is optimized too, which takes fifty times as long as to read it.
+    Args:
+        rewritten: optimize the file too, which takes fifty times as long as reading it.
+
+    Returns:
+        the verdict.
     """
     proto, feeds, exact = draw(seed)
     try:
         before = run(proto.SerializeToString(), feeds)
-    except Exception as e:  # onnxruntime's exceptions share no base class
+    # onnxruntime's exceptions share no base class.
+    except Exception as e:
         return Verdict("not run", str(e)[:200])
     disguise = Disguise(np.random.default_rng([seed, 2]), folder)
     source = folder / "model.onnx"
@@ -109,20 +123,22 @@ def judge(seed: int, folder: Path, *, rewritten: bool) -> Verdict:
         if not kind and rewritten:
             kind, detail = _rewritten(seed, source, proto, before, feeds, exact)
     except NormdeployError as e:
-        # What the specification does not allow may be refused, all else is to be read.
+        # Forms that the specification forbids may be refused; all others must be read.
         kind = "refused" if any(form.startswith("disputed") for form in forms) else "failed"
         detail = str(e)
-    except Exception as e:  # whatever is raised else is a fault
+    # Any other exception is a fault.
+    except Exception as e:
         kind, detail = "failed", f"{type(e).__name__}: {e}"
     return Verdict(kind or "read", detail[:600], forms)
 
 
 def _read(source: Path, before: dict[str, np.ndarray], feeds: dict[str, np.ndarray]) -> tuple[str, str]:
-    """Return what is wrong with a file that was only opened: all of its outputs must be the same bits."""
+    """Return the fault of a file that was only opened: all of its outputs must have the same bits."""
     opened = load_onnx(source)
     try:
         after = run(opened.SerializeToString(), feeds)
-    except Exception as e:  # likewise
+    # onnxruntime's exceptions share no base class.
+    except Exception as e:
         return "false", f"as it was opened: {e}"
     name = differing(before, after, list(before))
     return ("false", f"as it was opened: {_shown(name, before, after)}") if name else ("", "")
@@ -136,13 +152,14 @@ def _rewritten(
     feeds: dict[str, np.ndarray],
     exact: list[str],
 ) -> tuple[str, str]:
-    """Return what became of a file that was optimized."""
+    """Return the result for a file that was optimized."""
     target = source.parent / "made" / "model.onnx"
     target.parent.mkdir()
     result = normdeploy.optimize(source, target)
     try:
         after = run(str(target), feeds)
-    except Exception as e:  # likewise
+    # onnxruntime's exceptions share no base class.
+    except Exception as e:
         return "false", str(e)
     if name := differing(before, after, exact):
         return "false", _shown(name, before, after)
@@ -161,14 +178,15 @@ def _asked(source: Path, target: Path, proto: onnx.ModelProto, feeds: dict[str, 
     seen, plain = normdeploy.inspect(source), normdeploy.inspect(proto)
     if [f.kind for f in seen.findings] != [f.kind for f in plain.findings]:
         return f"inspect finds {seen.findings}, with dense weights {plain.findings}"
-    # `verify` compares numbers alone.
+    # `verify` compares numbers only.
     if any(output.type.tensor_type.elem_type == TensorProto.STRING for output in proto.graph.output):
         return ""
-    # onnxruntime's optimizer rounds activations in front of quantized weights, which `verify` reports.
+    # onnxruntime's optimizer rounds activations before quantized weights, which `verify` reports.
     if b"DequantizeLinear" in proto.SerializeToString():
         return ""
-    # Shape inference of onnxruntime does not read axes and shapes that are stored outside, and its optimizer looks for
-    # the external data of a body beside the process, not beside the model. `verify` says that such a file does not run.
+    # onnxruntime's shape inference does not read axes and shapes that are stored externally, and its optimizer looks
+    # for a body's external data in the working folder instead of next to the model. `verify` reports that such a file
+    # does not run.
     if not _runs_in_child(source, feeds):
         return ""
     for reference, file in ((source, target), (proto, source)):
@@ -179,13 +197,18 @@ def _asked(source: Path, target: Path, proto: onnx.ModelProto, feeds: dict[str, 
 
 
 def _runs_in_child(source: Path, feeds: dict[str, np.ndarray]) -> bool:
-    """Return whether onnxruntime runs the file as it is stored, in a process that it may end."""
+    """Run the stored file in onnxruntime in a child process, which it may crash; return whether it ran."""
     np.savez(source.parent / "feeds.npz", **feeds)  # type: ignore[arg-type]
     command = [sys.executable, "-c", _CHILD, str(source), str(source.parent / "feeds.npz")]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def main() -> int:
+    """Attack and print the counts.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,5 +1,4 @@
-"""BatchNorm, the node or by hand, beside a linear op: what may be folded, what only looks so, and what costs
-accuracy."""
+"""BatchNorm, as the node or by hand, next to a linear op: correct folds, lookalikes, and folds that cost accuracy."""
 
 from __future__ import annotations
 
@@ -13,22 +12,30 @@ from .values import PIECEWISE, clipped, some_number
 
 
 def _start(rng: np.random.Generator) -> Builder:
-    b = Builder(rng)  # float32: onnxruntime has no convolution of doubles
+    # float32, because onnxruntime has no convolution of doubles.
+    b = Builder(rng)
     b.fold = True
     return b
 
 
 def honest(rng: np.random.Generator) -> Case:
+    """Draw folds that are right.
+
+    Returns:
+        the case.
+    """
     b = _start(rng)
     how = b.rng.integers(4)
-    if how == 0:  # before a linear op
+    # Before a linear op.
+    if how == 0:
         c = int(b.pick(2, 4))
         s = statistics(b, c)
         x = b.input("x", ["d0", c], mean=s.mean, std=np.sqrt(s.var))
         y = batch_norm(b, x, s, 1, 2)
         y = b.op(b.pick("Gemm", "MatMul"), y, b.param(rng.normal(size=(c, 3))))
         b.note("before")
-    elif how == 1:  # two parts of a Concat
+    # Two parts of a Concat.
+    elif how == 1:
         one = linear(b, ("conv", "gemm"))
         z = b.op(
             "Concat", one.out, b.op("Mul", one.out, b.param(rng.normal(size=[one.c] + [1] * (one.rank - 2)))), axis=1
@@ -45,7 +52,7 @@ def honest(rng: np.random.Generator) -> Case:
 
 
 def _tiny(b: Builder, z: str) -> str:
-    """A term in z that is small until z is large."""
+    """Return a term in z that is small until z is large."""
     tiny = b.const(float(b.pick(1e-12, 1e-9, -1e-10, 1e-15)))
     square = b.op("Mul", z, z)
     b.numbers += [1e6, 1e8]
@@ -72,9 +79,10 @@ def _between(b: Builder, z: str) -> str:
 
 
 def _broken(b: Builder, one: Linear, s: Statistics) -> str:
-    """Linear and BatchNorm that meet by another dim, another consumer, or data in the place of a constant."""
+    """Connect a linear op and a BatchNorm by another dim, with another consumer, or with data instead of a constant."""
     how = b.rng.integers(7)
-    if how > 4 and one.axis == 1 and one.rank > 2:  # another thing above a height
+    # Something else above a height.
+    if how > 4 and one.axis == 1 and one.rank > 2:
         t = int(b.pick(2, 3, 5, 9))
         b.sizes.setdefault("h", []).extend([t + 3, t + 6, 2 * t + 7])
         n = b.size_of(one.out, 2)
@@ -83,20 +91,24 @@ def _broken(b: Builder, one: Linear, s: Statistics) -> str:
         small = low if how == 5 else b.op("Less", n, b.const(t, np.int64))
         z = b.op("Where", small, one.out, b.op("Mul", one.out, b.const(b.pick(0.0, 2.0))))
         return batch_norm(b, z, s, one.axis, one.rank)
-    if how == 0 and one.rank > 2:  # statistics along another axis: as many as its size, or one
+    # Statistics along another axis: as many as its size, or one.
+    if how == 0 and one.rank > 2:
         last = b.op("Transpose", one.out, perm=[0, *range(2, one.rank), 1]) if one.axis == 1 else one.out
         return b.op("Add", b.op("Mul", last, b.param(s.gamma)), b.param(s.beta))
-    if how == 1:  # gamma is data
+    # Gamma is data.
+    if how == 1:
         g = b.input("g", [b.pick("G", one.c)])
         b.sizes["G"] = [1, one.c]
         z = batch_norm(b, one.out, s, one.axis, one.rank)
         return b.op("Mul", z, g if one.axis == one.rank - 1 else b.reshape(g, *[-1] + [1] * (one.rank - 2)))
-    if how == 2:  # padded after the linear op: the border does not see its bias
+    # Padding after the linear op: the border does not get its bias.
+    if how == 2:
         pads = [0] * one.rank
         pads[-1] = 1
         z = b.pad(one.out, [*pads, *pads]) if one.axis != one.rank - 1 else one.out
         return batch_norm(b, z, s, one.axis, one.rank)
-    if how == 3:  # the sum of what came before and after
+    # The sum of the tensors before and after.
+    if how == 3:
         return b.op("Add", batch_norm(b, one.out, s, one.axis, one.rank), b.op("Relu", one.out))
     first = batch_norm(b, one.out, s, one.axis, one.rank)
     b.output(b.op("Neg", first))
@@ -106,9 +118,15 @@ def _broken(b: Builder, one: Linear, s: Statistics) -> str:
 
 
 def trapped(rng: np.random.Generator) -> Case:
+    """Draw folds that are wrong.
+
+    Returns:
+        the case.
+    """
     b = _start(rng)
     before = b.chance(0.3)
-    if before:  # behind the norm and in front of the linear op
+    # After the norm and before the linear op.
+    if before:
         c = int(b.pick(2, 4))
         s = statistics(b, c)
         image = b.chance(0.4)
@@ -133,20 +151,25 @@ def _spread(b: Builder, s: Statistics) -> Callable[[], None]:
     c = len(s.mean)
 
     def tiny_var() -> None:
+        """Make a variance tiny."""
         s.var[b.rng.integers(c)] = b.pick(0.0, 1e-12, 1e-30, 1e-6)
 
     def huge_var() -> None:
+        """Make a variance huge."""
         s.var[b.rng.integers(c)] = b.pick(1e12, 1e20, 1e6)
 
     def scales() -> None:
+        """Spread the scales over many decades."""
         low, high = b.pick((-10, 0), (-5, 5), (0, 8))
         s.gamma[:] = 10.0 ** np.linspace(low, high, c)
         s.beta[:] = s.beta * b.pick(s.gamma, 0.0, 1.0)
 
     def dead() -> None:
+        """Make a channel dead."""
         s.gamma[b.rng.integers(c)] = 0.0
 
     def all_spread() -> None:
+        """Spread all variances."""
         s.var[:] = 10.0 ** np.linspace(-8, 8, c)
         s.mean[:] = s.mean * np.sqrt(s.var)
 
@@ -154,13 +177,18 @@ def _spread(b: Builder, s: Statistics) -> Callable[[], None]:
 
 
 def scales(rng: np.random.Generator) -> Case:
-    """Channels spread over many decades, dead channels, variances of zero: right folds must stay right per channel."""
+    """Draw channels over many decades, dead channels, and variances of zero: right folds must stay right per channel.
+
+    Returns:
+        the case.
+    """
     b = _start(rng)
     one = linear(b)
     s = statistics(b, one.c)
     _spread(b, s)()
     z = one.out
-    if b.chance(0.5):  # the smallest channel alone is something else
+    # Only the smallest channel differs.
+    if b.chance(0.5):
         keep = np.ones([one.c] + [1] * (one.rank - one.axis - 1))
         keep[0] = b.pick(0.0, 1.0001, -1.0)
         small = b.op("Greater", b.op("Abs", z), b.number(abs(some_number(b)) + 10))
@@ -171,8 +199,11 @@ def scales(rng: np.random.Generator) -> Case:
 
 
 def accuracy(rng: np.random.Generator) -> Case:
-    """(x − mean)/std with mean/std up to 1e6 in front of, or behind, a linear op: the fold is right and loses the
-    digits."""
+    """Draw (x − mean)/std with mean/std up to 1e6 before or after a linear op: the fold is right but loses the digits.
+
+    Returns:
+        the case.
+    """
     b = _start(rng)
     ratio = 10.0 ** b.rng.uniform(2, 6)
     c = int(b.pick(2, 4, 6))

@@ -1,4 +1,4 @@
-"""What a graph is asked: values that tell lookalikes apart, at sizes of every dynamic dim from 1 to 129."""
+"""Draw inputs that distinguish lookalikes, at sizes of every dynamic dim from 1 to 129."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .builder import Case, Input
 
 SIZES = (1, 2, 3, 5, 7, 9, 33, 64, 100, 129)
 SMALL = (1, 2, 3, 5)
-MOST = 4000  # elements of one input
+# Elements of one input.
+MOST = 4000
 KINDS = (
     "normal",
     "negative",
@@ -33,11 +34,16 @@ KINDS = (
     "inf",
 )
 NONFINITE = ("nan", "inf")
-FINITE_AT_ONE = ("normal", "stats")  # inputs at which accuracy in the model's own type is judged
+# Inputs for which accuracy in the model's own type is judged.
+FINITE_AT_ONE = ("normal", "stats")
 
 
 def sizes(case: Case, rng: np.random.Generator) -> dict[str, int]:
-    """A size for every dynamic dim: at most one is large."""
+    """Draw a size for every dynamic dim; at most one is large.
+
+    Returns:
+        name -> size.
+    """
     names = sorted({d for i in case.inputs for d in i.dims if isinstance(d, str)})
     chosen = {n: int(rng.choice(SMALL)) for n in names}
     if names:
@@ -54,7 +60,11 @@ def sizes(case: Case, rng: np.random.Generator) -> dict[str, int]:
 
 
 def values(kind: str, case: Case, given: Input, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """One tensor of one kind, in the input's own type."""
+    """Draw one tensor of one kind.
+
+    Returns:
+        array of the input's own type.
+    """
     x = rng.normal(size=shape)
     half = given.dtype == np.float16
     if kind == "negative":
@@ -109,14 +119,19 @@ def values(kind: str, case: Case, given: Input, shape: tuple[int, ...], rng: np.
 
 
 def feeds(case: Case, rng: np.random.Generator, count: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """``count`` pairs of (kind, feed); the first are of the kinds that no graph goes without."""
+    """Yield ``count`` feeds; the first ones have the kinds that every graph gets.
+
+    Yields:
+        (kind, feed).
+    """
     first = ["normal", "nan", "inf"] + (["numbers", "numbers", "range"] if case.numbers else [])
     if any(i.mean is not None for i in case.inputs):
         first += ["stats", "stats"]
     for turn in range(count):
         kind = first[turn] if turn < len(first) else str(rng.choice(KINDS))
         size = sizes(case, rng)
-        spoiled = int(rng.integers(len(case.inputs)))  # one input alone holds the NaN
+        # Only one input contains the NaN.
+        spoiled = int(rng.integers(len(case.inputs)))
         feed = {}
         for place, given in enumerate(case.inputs):
             shape = tuple(size[d] if isinstance(d, str) else d for d in given.dims)

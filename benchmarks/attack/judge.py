@@ -1,22 +1,22 @@
-"""Is the optimized file the same function? Float64 of both files, and both as they stand in onnxruntime with its
-optimizer off.
+"""Judge whether the optimized file is the same function: both files in float64, and both unchanged in onnxruntime with
+its optimizer off.
 
 Kinds of a false rewrite:
 
-- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter can do, or one
+- ``numbers``: in float64 the files differ at finite inputs by more than half an ulp of every parameter explains, or one
   is not finite.
-- ``hidden``: NaN or Inf comes out before (in float64 and as it stands) and a number after.
-- ``runs``: the optimized file does not load or run, or answers another shape or type.
-- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics that the graph states) the error in the model's
-  own type is over 16 times that of the original, and over 64 ulp of that channel beside a linear op; a norm's kernel
-  may take 1,000 ulp.
+- ``hidden``: the original gives NaN or Inf (in float64 and as it is), the optimized file a number.
+- ``runs``: the optimized file does not load or run, or returns another shape or type.
+- ``accuracy``: at ordinary inputs (normal, or drawn from the statistics in the graph) the error in the model's own type
+  is over 16 times the original's. Next to a linear op it must also exceed 64 ulp of that channel; a norm's kernel may
+  err by 1,000 ulp.
 
-Not false, but counted: ``exposed``, a finite result at an infinite input that is NaN after; ``runtime``, a NaN that a
-kernel hides while the file itself, in float64, does not.
+Not false, but counted: ``exposed``, a finite result at an infinite input that becomes NaN; ``runtime``, a NaN that a
+kernel hides while the file in float64 does not.
 
-The bound of ``numbers`` is per element: 16 times what moving every parameter, sum of parameters and root by half an
-ulp, and every other sum and difference by 1e-13 (hundreds of roundings of float64), did in four draws, plus 16 half
-ulps of the result.
+The bound of ``numbers`` is per element: 16 times the largest change of four draws, plus 16 half ulps of the result. A
+draw moves every parameter, sum of parameters and root by half an ulp, and every other sum and difference by 1e-13
+(hundreds of roundings of float64).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ NODE_ULPS = 1000
 HALF_ULP = {
     np.dtype(np.float16): 2.0**-11,
     np.dtype(np.float32): 2.0**-24,
+    # The half ulp of float64 is a float32's, because epsilon is a float32.
     np.dtype(np.float64): 2.0**-24,
-}  # epsilon is a float32
+}
 FALSE = ("numbers", "hidden", "runs", "accuracy")
 
 Feed = dict[str, np.ndarray]
@@ -49,8 +50,12 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass
 class Verdict:
-    """``kind``: "" (no difference seen), "skipped" (nothing could be judged), or one of ``FALSE``; with the input that
-    shows it."""
+    """Result for one graph.
+
+    Attributes:
+        kind: "" (no difference seen), "skipped" (nothing could be judged), or one of ``FALSE``.
+        feed: input that shows the difference.
+    """
 
     kind: str = ""
     detail: str = ""
@@ -65,15 +70,20 @@ class Verdict:
 
 
 class _Unsure(Exception):
-    """The judge evaluates something else than the runtime does."""
+    """Judge evaluates something else than the runtime does."""
 
 
-_NEIGHBOURS = 24  # inputs beside one whose error grew
+# Inputs near one whose error grew.
+_NEIGHBOURS = 24
 
 
 @dataclass
 class _Files:
-    """Both files in their own type and in float64. ``after64`` is None where the optimized file has no float64 form."""
+    """Both files in their own type and in float64.
+
+    Attributes:
+        after64: None if the optimized file has no float64 form.
+    """
 
     before: Any
     after: Any
@@ -83,12 +93,17 @@ class _Files:
 
 
 def judge(case: Case, optimized: onnx.ModelProto, rng: np.random.Generator, count: int = 12) -> Verdict:
-    """Compares ``case.model`` with ``optimized`` at ``count`` inputs; the first false one is returned."""
+    """Compare ``case.model`` with ``optimized`` at ``count`` inputs.
+
+    Returns:
+        the verdict on the first input that shows a false rewrite, else on all.
+    """
     verdict = Verdict()
     try:
         before = session(case.model)
         before64 = Evaluator(case.model, noisy=True)
-    except Exception as error:  # a graph that the runtime refuses is no case
+    # A graph that the runtime refuses is not a case.
+    except Exception as error:
         return Verdict("skipped", f"the original: {str(error)[:300]}")
     try:
         after = session(optimized)
@@ -124,7 +139,8 @@ def _compare(
     except NoDouble as error:
         verdict.notes.append(f"no float64: {str(error)[:200]}")
         return None
-    except Exception as error:  # sizes that the graph itself does not take
+    # Sizes that the graph itself does not accept.
+    except Exception as error:
         verdict.notes.append(f"{kind}: does not run before: {str(error)[:200]}")
         return None
     try:
@@ -153,8 +169,9 @@ def _compare(
 
 
 def _agree(own: Arrays, exact: Arrays, ulp: float) -> bool:
-    """Whether float64 of the original is the original at ordinary inputs: a guard against a judge that evaluates
-    something else."""
+    """Check that the float64 form equals the original at ordinary inputs; this guards against a judge that evaluates
+    something else.
+    """
     for a, b in zip(own, exact, strict=True):
         if a.shape != b.shape:
             return False
@@ -197,7 +214,8 @@ def _output(case: Case, files: _Files, kind: str, finite_input: bool, verdict: V
             off = good & np.isfinite(other) & (np.abs(other - exact) > bound)
         if (
             off.any() and not finite_input
-        ):  # what a NaN does to numbers is no promise; the same input without it decides
+            # The effect of a NaN on numbers is undefined; the same input without it decides.
+        ):
             verdict.exposed = True
         elif off.any():
             if _contradicted(own, new, exact, other, off):
@@ -214,28 +232,30 @@ def _output(case: Case, files: _Files, kind: str, finite_input: bool, verdict: V
 
 
 def _contradicted(own: np.ndarray, new: np.ndarray, exact: np.ndarray, other: np.ndarray, off: np.ndarray) -> bool:
-    """Float64 sees a gross difference, and the files as they stand agree everywhere: the judge is at fault."""
+    """Detect a fault of the judge: float64 sees a gross difference, but the files as they are agree everywhere."""
     with np.errstate(all="ignore"):
         gap = np.abs(other - exact)
         gross = off & (gap > 1e-2 * np.abs(exact)) & np.isfinite(own) & np.isfinite(new)
         seen = np.abs(own.astype(np.float64) - new.astype(np.float64))
-        close = np.abs(own.astype(np.float64) - exact) < 0.1 * gap  # rounding does not hide it here
+        # Rounding does not hide the difference here.
+        close = np.abs(own.astype(np.float64) - exact) < 0.1 * gap
         return bool((gross & close).any() and not (seen > 0.1 * gap)[gross & close].any())
 
 
 def _floor(kind: np.dtype) -> float:
-    """What the model's own type can't tell from zero."""
+    """Return a number that the model's own type can't distinguish from zero."""
     return SLACK * float(np.finfo(kind).smallest_subnormal if kind == np.float16 else np.finfo(kind).tiny)
 
 
 def _smoothed(bound: np.ndarray) -> np.ndarray:
-    """An element's bound is at least a quarter of the largest of its row, so that a lucky draw alarms nobody."""
+    """Raise each element's bound to a quarter of the largest of its row, so that a lucky draw causes no false alarm."""
     return bound if bound.ndim == 0 or not bound.size else np.maximum(bound, 0.25 * bound.max(axis=-1, keepdims=True))
 
 
 def _confirmed(case: Case, files: _Files, feed: Feed, rng: np.random.Generator) -> bool:
-    """Whether the error grew for inputs a few ulps beside ``feed`` too, all together: a channel of few elements may be
-    right by luck."""
+    """Check that the error also grew for inputs a few ulps away from ``feed``, all together; a channel of few elements
+    may be right by luck.
+    """
     runs: list[list[Arrays]] = []
     for _ in range(_NEIGHBOURS):
         near = {n: _jittered(v, files.ulp, rng) for n, v in feed.items()}

@@ -1,5 +1,4 @@
-"""Convolutions in float64 for ReferenceEvaluator, by their definition: one tensor product for each place of the
-kernel."""
+"""Convolutions in float64 for ReferenceEvaluator, by definition: one tensor product for each place of the kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +19,11 @@ def _shifted(bias: np.ndarray | None, y: np.ndarray) -> np.ndarray:
 def conv(
     x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, group: int, pads: Ints, strides: Ints, dilations: Ints
 ) -> np.ndarray:
-    """x [N, C, *S], w [M, C/group, *K] -> [N, M, *T]."""
+    """Convolve x [N, C, *S] with w [M, C/group, *K].
+
+    Returns:
+        [N, M, *T].
+    """
     rank = x.ndim - 2
     pads, strides, dilations = pads or [0] * 2 * rank, strides or [1] * rank, dilations or [1] * rank
     x = np.pad(x, [(0, 0), (0, 0), *((pads[i], pads[rank + i]) for i in range(rank))])
@@ -52,7 +55,11 @@ def conv_transpose(
     dilations: Ints,
     extra: Ints,
 ) -> np.ndarray:
-    """x [N, C, *S], w [C, M/group, *K] -> [N, M, *T]."""
+    """Convolve x [N, C, *S] with w [C, M/group, *K], transposed.
+
+    Returns:
+        [N, M, *T].
+    """
     rank = x.ndim - 2
     pads, strides, dilations, extra = (
         pads or [0] * 2 * rank,
@@ -79,6 +86,8 @@ def conv_transpose(
 
 
 class Conv(OpRun):
+    """Conv for ReferenceEvaluator."""
+
     op_domain = ""
 
     def _run(
@@ -99,6 +108,8 @@ class Conv(OpRun):
 
 
 class ConvTranspose(OpRun):
+    """ConvTranspose for ReferenceEvaluator."""
+
     op_domain = ""
 
     def _run(

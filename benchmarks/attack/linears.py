@@ -12,7 +12,7 @@ from .builder import Builder, Dim
 
 @dataclass
 class Statistics:
-    """Of a BatchNorm over c channels."""
+    """Parameters of a BatchNorm over c channels."""
 
     mean: np.ndarray
     var: np.ndarray
@@ -23,7 +23,7 @@ class Statistics:
 
 @dataclass
 class Linear:
-    """A linear op: ``out`` [.., c at ``axis``, ..] of rank ``rank``."""
+    """Linear op with output ``out`` [.., c at ``axis``, ..] of rank ``rank``."""
 
     x: str
     out: str
@@ -34,6 +34,11 @@ class Linear:
 
 
 def statistics(b: Builder, c: int) -> Statistics:
+    """Draw the parameters of a BatchNorm.
+
+    Returns:
+        the parameters.
+    """
     r = b.rng
     return Statistics(
         r.normal(0, 1, c), r.uniform(0.2, 3, c), r.normal(1, 0.5, c), r.normal(0, 1, c), float(b.pick(1e-5, 1e-3, 1e-6))
@@ -41,7 +46,11 @@ def statistics(b: Builder, c: int) -> Statistics:
 
 
 def batch_norm(b: Builder, z: str, s: Statistics, axis: int, rank: int) -> str:
-    """As the node where the channels stand at 1, or by hand in several spellings."""
+    """Add a BatchNorm: as the node if the channels are at axis 1, or by hand in several spellings.
+
+    Returns:
+        name of the result.
+    """
     c = len(s.mean)
     if axis == 1 and b.chance(0.5):
         given = [b.param(v) for v in (s.gamma, s.beta, s.mean, s.var)]
@@ -73,6 +82,11 @@ def batch_norm(b: Builder, z: str, s: Statistics, axis: int, rank: int) -> str:
 def conv(
     b: Builder, x: str, c_in: int, c_out: int, spatial: int, transpose: bool, weight: np.ndarray | None = None
 ) -> str:
+    """Add a convolution.
+
+    Returns:
+        name of the result.
+    """
     groups = int(b.pick(1, 1, np.gcd(c_in, c_out)))
     k = [int(b.pick(1, 2, 3)) for _ in range(spatial)]
     attributes: dict[str, Any] = {
@@ -91,6 +105,11 @@ def conv(
 def linear(
     b: Builder, kinds: tuple[str, ...] = ("conv", "conv", "convtranspose", "matmul", "gemm", "matmul3")
 ) -> Linear:
+    """Add an input and a linear op.
+
+    Returns:
+        the op.
+    """
     kind = b.pick(*kinds)
     c_in, c = int(b.pick(2, 3, 4)), int(b.pick(2, 4, 6))
     b.note(kind)
@@ -117,7 +136,11 @@ def linear(
 
 
 def viewed(b: Builder, at: Linear) -> tuple[str, int, int]:
-    """A view between: the tensor, its channel axis and its rank."""
+    """Add a view.
+
+    Returns:
+        the tensor, its channel axis and its rank.
+    """
     how = b.rng.integers(5)
     if how == 0 and at.rank == 3 and at.axis == 2:
         return b.op("Transpose", at.out, perm=[0, 2, 1]), 1, 3

@@ -1,4 +1,4 @@
-"""True norms with one subtle fault, and tensors of the region that somebody else reads."""
+"""Norms with one subtle fault, and norms whose inner tensors have other readers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from .whole import start
 
 
 def subtle(rng: np.random.Generator) -> Case:
+    """Draw a norm with one subtle fault.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     dims, axes = frame(b, dynamic_last=False)
     n = int(dims[-1])
@@ -40,7 +45,8 @@ def subtle(rng: np.random.Generator) -> Case:
     one = b.rng.integers(n)
     row = np.ones(n)
     row[one] += off
-    if fault == "mean_weights":  # a mean by MatMul with one weight off
+    # A mean by MatMul with one weight off.
+    if fault == "mean_weights":
         w = np.full((n, 1), 1 / n)
         w[one] *= 1 + off
         d = b.op("Sub", x, b.op("MatMul", x, b.const(w)))
@@ -108,7 +114,11 @@ def subtle(rng: np.random.Generator) -> Case:
 
 
 def outputs(rng: np.random.Generator) -> Case:
-    """Tensors inside the region are graph outputs, or feed something else; sometimes the result is also read twice."""
+    """Draw a norm whose inner tensors are graph outputs or feed other nodes; sometimes the result is also read twice.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     dims, axes = frame(b)
     s = draw(b, axes)

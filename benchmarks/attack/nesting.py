@@ -1,5 +1,6 @@
-"""Norms in branches, loops, scans and local functions, with captures, shadowed names and functions named like built-in
-ops."""
+"""Norms in branches, loops, scans and local functions, with captures, shadowed names, and functions named like built-in
+ops.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +22,11 @@ def _plain(dims: list[Dim]) -> Body:
 
 def _trapped(dims: list[Dim]) -> Body:
     def body(b: Builder, x: str) -> str:
+        """Write a norm with a trap.
+
+        Returns:
+            its result.
+        """
         s = draw(b, [-1])
         s.order = "plain"
         trap = b.pick(*PIECEWISE, *NONFINITE, row_wise)
@@ -38,7 +44,7 @@ def _inner(outer: Builder, prefix: str) -> Builder:
 
 
 def _if(b: Builder, x: str, dims: list[Dim], one: Body, other: Body) -> str:
-    """Each branch reads x from outside. The condition is an input, a size or a value."""
+    """Put each body in a branch that reads x from outside. The condition is an input, a size or a value."""
     how = b.rng.integers(3)
     if how == 0:
         condition = b.input("flag", [], np.bool_)
@@ -59,7 +65,7 @@ def _if(b: Builder, x: str, dims: list[Dim], one: Body, other: Body) -> str:
 
 
 def _loop(b: Builder, x: str, dims: list[Dim], body: Body, by_turn: bool) -> str:
-    """The norm of the carried tensor, several times; ``by_turn``: another thing from some turn on."""
+    """Normalize the carried tensor several times; with ``by_turn`` the loop does something else from some turn on."""
     inner = _inner(b, "loop_")
     turn = inner.input("loop_i", [], np.int64)
     going = inner.input("loop_go", [], np.bool_)
@@ -77,7 +83,7 @@ def _loop(b: Builder, x: str, dims: list[Dim], body: Body, by_turn: bool) -> str
 
 
 def _scan(b: Builder, x: str, dims: list[Dim], body: Body) -> str:
-    """The norm of each row, and a running sum that a trap may look at."""
+    """Normalize each row, and keep a running sum that a trap may use."""
     inner = _inner(b, "scan_")
     total = inner.input("scan_s", [dims[-1]])
     row = inner.input("scan_x", dims[1:])
@@ -92,7 +98,7 @@ def _scan(b: Builder, x: str, dims: list[Dim], body: Body) -> str:
 def _function(
     b: Builder, domain: str, name: str, body: Callable[[Builder, list[str]], str], given: list[str], **attributes: float
 ) -> str:
-    """A call of a local function whose body ``body`` writes; constants stand inside as nodes."""
+    """Call a local function whose body ``body`` writes; constants are nodes inside it."""
     if not any(f.name == name and f.domain == domain for f in b.functions):
         inner = _inner(b, f"{name}_")
         names = [f"{name}_in{k}" for k in range(len(given))]
@@ -134,15 +140,25 @@ def _nest(rng: np.random.Generator, trapped: bool) -> Case:
 
 
 def honest(rng: np.random.Generator) -> Case:
+    """Draw nested norms without a trap.
+
+    Returns:
+        the case.
+    """
     return _nest(rng, False)
 
 
 def trapped(rng: np.random.Generator) -> Case:
+    """Draw nested norms with a trap.
+
+    Returns:
+        the case.
+    """
     return _nest(rng, True) if rng.random() < 0.75 else _captured(rng)
 
 
 def _captured(rng: np.random.Generator) -> Case:
-    """The two branches use the same inner names for different things; half of a norm stands outside."""
+    """Draw two branches that use the same inner names for different things; half of a norm is outside."""
     b, dims, x = _frame(rng)
     n = int(dims[-1])
     d = b.op("Sub", x, b.reduce("ReduceMean", x, [-1]))
@@ -182,7 +198,11 @@ BUILT_IN = (
 
 
 def shadowed(rng: np.random.Generator) -> Case:
-    """A model-local function with the name of a built-in op or of this project's own, and a body of its own."""
+    """Draw a model-local function with the name of a built-in op or of this project's own, and another body.
+
+    Returns:
+        the case.
+    """
     b, dims, x = _frame(rng)
     n = int(dims[-1])
     domain, name, count = b.pick(*BUILT_IN)
@@ -194,6 +214,11 @@ def shadowed(rng: np.random.Generator) -> Case:
     fault = b.pick("none", "eps", "axis", "twist", "scale", "other", "trap")
 
     def body(i: Builder, names: list[str]) -> str:
+        """Write the function's body.
+
+        Returns:
+            its result.
+        """
         v = i.op("Add", names[0], names[1]) if len(given) > 1 and given[1] == "skip" else names[0]
         if fault == "trap":
             v = i.pick(*PIECEWISE)(i, v)

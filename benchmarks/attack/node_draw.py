@@ -1,7 +1,7 @@
-"""Draws single nodes of ONNX's operators: their inputs, attributes and outputs, present and absent.
+"""Draw single nodes of ONNX's operators: their inputs, attributes and outputs, present and absent.
 
-Which attributes, types, inputs and outputs an operator has at an opset is read from ``onnx.defs``; callers say which
-values are worth a try.
+``onnx.defs`` gives the attributes, types, inputs and outputs of an operator at an opset; callers provide values worth
+trying.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ PRESENT = 0.6
 
 @dataclass
 class Draw:
-    """A node as it grows: its inputs as arrays, None where one is absent."""
+    """Node as it grows.
+
+    Attributes:
+        inputs: arrays; None for an absent input.
+        kinds: type variable -> type.
+    """
 
     rng: np.random.Generator
     op: str
@@ -36,16 +41,31 @@ class Draw:
 
     @property
     def schema(self) -> onnx.defs.OpSchema:
+        """Return the operator's schema at the opset."""
         return onnx.defs.get_schema(self.op, self.opset)
 
     def pick(self, *values: Any) -> Any:
+        """Pick one of the values.
+
+        Returns:
+            the value.
+        """
         return values[int(self.rng.integers(len(values)))]
 
     def coin(self, chance: float = 0.5) -> bool:
+        """Toss a coin.
+
+        Returns:
+            true with the given chance.
+        """
         return bool(self.rng.random() < chance)
 
     def kind(self, place: int) -> np.dtype:
-        """Return the type of an input, the same for all that share a type variable; mostly float32."""
+        """Return the type of an input, the same for all that share a type variable; mostly float32.
+
+        Returns:
+            numpy's type.
+        """
         formals = self.schema.inputs
         formal = formals[min(place, len(formals) - 1)]
         if formal.type_str not in self.kinds:
@@ -57,7 +77,11 @@ class Draw:
         return self.kinds[formal.type_str]
 
     def tensor(self, *shape: int, low: float = -3, high: float = 3) -> np.ndarray:
-        """Add an input of its schema's type."""
+        """Add an input of its schema's type.
+
+        Returns:
+            the array.
+        """
         dtype = self.kind(len(self.inputs))
         values: np.ndarray = self.rng.uniform(low, high, shape)
         if dtype.kind == "f" and self.coin(0.2):
@@ -74,13 +98,23 @@ class Draw:
         return made
 
     def given(self, values: object, dtype: object = np.int64) -> None:
+        """Add an input with these values."""
         self.inputs.append(np.array(values, dtype))
 
     def shape(self, low: int = 1, high: int = 4, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> tuple[int, ...]:
+        """Draw a shape with ``low`` to ``high`` dims.
+
+        Returns:
+            sizes.
+        """
         return tuple(int(n) for n in self.rng.choice(sizes, int(self.rng.integers(low, high + 1))))
 
     def set(self, name: str, *values: Any, needed: bool = False) -> Any:
-        """Set an attribute to one of the values, or leave it out, where the opset has it."""
+        """Set an attribute to one of the values, or leave it out, if the opset has it.
+
+        Returns:
+            the value, or None.
+        """
         if name not in self.schema.attributes or not (needed or self.coin(PRESENT)):
             return None
         value = self.pick(*values)
@@ -88,9 +122,19 @@ class Draw:
         return value
 
     def axis(self, rank: int, name: str = "axis", *, needed: bool = False) -> int | None:
+        """Set an axis attribute.
+
+        Returns:
+            the axis, or None.
+        """
         return self.set(name, *range(-rank, rank), needed=needed)
 
     def some_axes(self, rank: int) -> list[int]:
+        """Draw axes.
+
+        Returns:
+            axes, some of them negative.
+        """
         count = int(self.rng.integers(0 if self.coin(0.15) else 1, rank + 1))
         axes = [int(a) for a in self.rng.permutation(rank)[:count]]
         return [a - rank if self.coin(0.3) else a for a in axes]

@@ -1,4 +1,4 @@
-"""Draws nodes of layers: convolutions, pools, norms, recurrences, resizes, losses."""
+"""Draw nodes of layers: convolutions, pools, norms, recurrences, resizes, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws nodes that work on numbers one by one, reduce, move or select them."""
+"""Draw nodes that process numbers one by one, reduce, move or select them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _gather_nd(d: Draw) -> None:
 def _scatter(d: Draw) -> None:
     shape = d.shape(1, 2, (2, 3))
     d.tensor(*shape)
-    # The rows of the indices are permutations, so that the order of updates does not count.
+    # The rows of the indices are permutations, so that the order of updates does not matter.
     axis = d.axis(len(shape)) or 0
     indices = np.argsort(d.rng.random(shape), axis=axis)
     d.given(indices, d.pick(np.int64, np.int32))
@@ -146,7 +146,7 @@ def _unsqueeze(d: Draw) -> None:
 
 
 def _axes(d: Draw, axes: list[int], *, needed: bool) -> None:
-    """Give axes as an attribute or as an input, as the opset has it."""
+    """Pass axes as an attribute or as an input, depending on the opset."""
     if "axes" in d.schema.attributes:
         d.set("axes", axes, needed=needed)
     elif needed or d.coin(PRESENT):

@@ -1,8 +1,8 @@
-"""Draws single nodes of ONNX's operators: inputs that fit, attributes present and absent, outputs asked for or not.
+"""Draw single nodes of ONNX's operators: valid inputs, attributes present and absent, outputs requested or not.
 
-Written from the operators' documents. Which attributes, types, inputs and outputs an operator has at an opset is read
-from ``onnx.defs``; the tables here say which values are worth a try. A drawn node need not be valid: what no runtime
-takes is drawn again.
+Written from the operators' documents. ``onnx.defs`` gives the attributes, types, inputs and outputs of an operator at
+an opset; the tables here list values worth trying. A drawn node need not be valid: if no runtime accepts it, another
+one is drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ OPS = {**TENSORS, **LAYERS}
 
 
 def draw_node(rng: np.random.Generator, op: str, opset: int) -> tuple[NodeProto, list[np.ndarray | None]]:
-    """Return a node of ``op`` with inputs named i0, i1, … and outputs o0, o1, …, and the arrays of its inputs."""
+    """Draw a node of ``op`` with inputs named i0, i1, … and outputs o0, o1, ….
+
+    Returns:
+        the node, and the arrays of its inputs.
+    """
     d = Draw(rng, op, opset)
     with np.errstate(all="ignore"):
         OPS[op](d)

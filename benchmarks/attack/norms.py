@@ -1,8 +1,13 @@
-"""Norms written by hand in many spellings, with places at which a trap can stand.
+"""Hand-written norms in many spellings, with places for a trap.
 
-A hook is a function tensor -> tensor at a named place: ``x`` (before everything), ``d`` (x − mean), ``square``,
-``variance``, ``root``, ``normed``, ``scaled``, ``y`` (the end), ``gamma``, ``count`` (the number of elements as a float
-tensor, where the spelling divides).
+A hook is a function tensor -> tensor at a named place:
+
+- ``x``: before everything.
+- ``d``: x − mean.
+- ``square``, ``variance``, ``root``, ``normed``, ``scaled``: inside the norm.
+- ``y``: the end.
+- ``gamma``: the parameter.
+- ``count``: the number of elements as a float tensor, if the spelling divides by it.
 """
 
 from __future__ import annotations
@@ -20,7 +25,13 @@ PLACES = ("x", "d", "square", "variance", "root", "normed", "scaled", "y")
 
 @dataclass
 class Spelling:
-    """What is drawn for one norm. ``rms``: no mean. ``ddof``: 1 for an unbiased variance. ``outside``: root + ε."""
+    """Choices for one norm.
+
+    Attributes:
+        rms: no mean.
+        ddof: 1 for an unbiased variance.
+        outside: root + ε.
+    """
 
     axes: tuple[int, ...]
     rms: bool = False
@@ -36,12 +47,21 @@ class Spelling:
     hooks: dict[str, Hook] = field(default_factory=dict)
 
     def at(self, place: str, tensor: str) -> str:
+        """Apply the hook of a place.
+
+        Returns:
+            name of the result.
+        """
         hook = self.hooks.get(place)
         return tensor if hook is None else hook(tensor)
 
 
 def draw(b: Builder, axes: Sequence[int], rms: bool | None = None) -> Spelling:
-    """A spelling at random; half precision keeps to an epsilon that it can say."""
+    """Draw a spelling; half precision uses only an epsilon that it can represent.
+
+    Returns:
+        the spelling.
+    """
     s = Spelling(tuple(axes))
     s.rms = b.chance(0.3) if rms is None else rms
     s.eps = b.pick(1e-5, 1e-6, 1e-12, 1e-3, 1e-5) if b.dtype != np.float16 else b.pick(1e-3, 1e-5)
@@ -57,8 +77,12 @@ def draw(b: Builder, axes: Sequence[int], rms: bool | None = None) -> Spelling:
 
 
 def count(b: Builder, x: str, axes: Sequence[int], static: int | None, s: Spelling, wish: str) -> str:
-    """The number of elements as a float scalar or vector: a constant where the size is static and wished, else from
-    Shape."""
+    """Count the elements as a float scalar or vector: a constant if the size is static and ``wish`` allows, else from
+    Shape.
+
+    Returns:
+        name of the result.
+    """
     if static is not None and wish != "sum_shape":
         n = b.const(float(static))
     elif len(axes) == 1 and b.chance(0.5):
@@ -71,6 +95,11 @@ def count(b: Builder, x: str, axes: Sequence[int], static: int | None, s: Spelli
 
 
 def average(b: Builder, x: str, s: Spelling, static: int | None, how: str, last_only: bool) -> str:
+    """Compute the mean in one of its spellings.
+
+    Returns:
+        name of the result.
+    """
     if how == "matmul" and last_only and static is not None:
         return b.op("MatMul", x, b.param(np.full((static, 1), 1 / static)))
     if how == "times" and static is not None:
@@ -81,7 +110,11 @@ def average(b: Builder, x: str, s: Spelling, static: int | None, how: str, last_
 
 
 def second(b: Builder, x: str, d: str, m: str | None, s: Spelling, static: int | None) -> str:
-    """The variance about the mean, or the mean square where the norm has no mean."""
+    """Compute the variance about the mean, or the mean square for a norm without a mean.
+
+    Returns:
+        name of the result.
+    """
     if s.ddof:
         total = b.reduce("ReduceSum", s.at("square", b.op("Mul", d, d)), s.axes)
         n = count(b, x, s.axes, static, s, b.pick("sum_shape", "sum_const"))
@@ -99,7 +132,11 @@ def second(b: Builder, x: str, d: str, m: str | None, s: Spelling, static: int |
 
 
 def normed(b: Builder, d: str, v: str, s: Spelling) -> tuple[str, str | None]:
-    """``d`` over its deviation; with the factor where the spelling has one."""
+    """Divide ``d`` by its deviation.
+
+    Returns:
+        name of the result, and of the factor if the spelling has one.
+    """
     if s.outside:
         root = b.op("Add", s.at("root", b.op("Sqrt", v)), b.param(s.eps))
         return b.op("Div", d, root), None
@@ -122,8 +159,12 @@ def normed(b: Builder, d: str, v: str, s: Spelling) -> tuple[str, str | None]:
 
 
 def norm(b: Builder, x: str, dims: Sequence[Dim], s: Spelling, affine: Sequence[int] | None = None) -> str:
-    """The norm of ``x`` over ``s.axes`` (negative), with gamma and beta of shape ``affine`` (default: the normalized
-    sizes)."""
+    """Normalize ``x`` over ``s.axes`` (negative), with gamma and beta of shape ``affine`` (default: the normalized
+    sizes).
+
+    Returns:
+        name of the result.
+    """
     sizes = [dims[a] for a in s.axes]
     static = int(np.prod([int(n) for n in sizes])) if all(isinstance(n, int) for n in sizes) else None
     last_only = s.axes == (-1,)
@@ -140,7 +181,8 @@ def norm(b: Builder, x: str, dims: Sequence[Dim], s: Spelling, affine: Sequence[
     beta = b.param(b.rng.normal(0, 1, shape)) if s.beta else None
     if s.order == "tensorflow" and m is not None and not s.outside and not s.hooks.keys() & {"d", "normed", "scaled"}:
         _, factor = normed(b, d, v, Spelling(s.axes, eps=s.eps, inverse="recip_sqrt", hooks=s.hooks))
-        b.nodes.pop()  # only the factor is used
+        # Only the factor is used.
+        b.nodes.pop()
         factor = factor if gamma is None else b.op("Mul", factor, gamma)  # type: ignore[arg-type]
         moved = b.op("Mul", m, factor)  # type: ignore[arg-type]
         shift = b.op("Neg", moved) if beta is None else b.op("Sub", beta, moved)
@@ -159,7 +201,11 @@ def norm(b: Builder, x: str, dims: Sequence[Dim], s: Spelling, affine: Sequence[
 
 
 def frame(b: Builder, dynamic_last: bool | None = None) -> tuple[list[Dim], list[int]]:
-    """Dims of an input, and the axes of a layer or RMS norm over its last ones."""
+    """Draw dims of an input, and the axes of a layer or RMS norm over its last ones.
+
+    Returns:
+        dims and axes.
+    """
     rank = b.pick(2, 2, 3, 3, 4)
     dims: list[Dim] = []
     for k in range(rank - 1):

@@ -1,5 +1,4 @@
-"""Traps that are neither of values nor of sizes alone: several norms, wide rows, defaults that a caller may override,
-views, casts."""
+"""Traps that combine causes: several norms, wide rows, defaults that a caller may override, views, casts."""
 
 from __future__ import annotations
 
@@ -15,7 +14,11 @@ from .whole import start
 
 
 def stacked(rng: np.random.Generator) -> Case:
-    """Up to ten norms of one spelling in a row, of which one at most is something else, some only at other sizes."""
+    """Draw up to ten norms of one spelling in a row. At most one differs, sometimes only at other sizes.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims: list[Dim] = [b.pick("d0", "?0"), int(b.pick(3, 4, 6))]
     if b.chance(0.4):
@@ -31,6 +34,11 @@ def stacked(rng: np.random.Generator) -> Case:
     fault = b.pick("none", "size", "trap", "row", "eps", "square")
 
     def by_size(v: str) -> str:
+        """Change the value beyond a size.
+
+        Returns:
+            name of the result.
+        """
         more = b.op("Greater", b.size_of(v, len(dims) - 2), b.const(t, np.int64))
         return b.op("Where", more, b.op("Mul", v, b.const(1.5)), v)
 
@@ -57,7 +65,12 @@ def stacked(rng: np.random.Generator) -> Case:
 
 
 def wide(rng: np.random.Generator) -> Case:
-    """A static row so wide that a normed element can be far larger than in a narrow one: |x̂| reaches sqrt(n − 1)."""
+    """Draw a static row so wide that a normalized element can be far larger than in a narrow one: |x̂| reaches sqrt(n −
+    1).
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     n = int(b.pick(64, 256, 1024, 4096))
     dims: list[Dim] = [b.pick("d0", 1, 2), n]
@@ -69,6 +82,11 @@ def wide(rng: np.random.Generator) -> Case:
     s.gamma = s.beta = False
 
     def trap(v: str) -> str:
+        """Change large elements.
+
+        Returns:
+            name of the result.
+        """
         how = b.rng.integers(5)
         if how == 0:
             return b.op("Max", v, b.const(-top))
@@ -87,7 +105,11 @@ def wide(rng: np.random.Generator) -> Case:
 
 
 def overridable(rng: np.random.Generator) -> Case:
-    """A parameter that is a graph input as well: its initializer is only a default, and a caller may give another."""
+    """Draw a parameter that is also a graph input: its initializer is only a default, which a caller may override.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, axes = frame(b, dynamic_last=False)
     s = draw(b, axes)
@@ -109,7 +131,11 @@ def overridable(rng: np.random.Generator) -> Case:
 
 
 def views(rng: np.random.Generator) -> Case:
-    """A norm through views that regroup the elements: some are a GroupNorm, others nearly."""
+    """Draw a norm with views that regroup the elements: some are a GroupNorm, others nearly.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     n, c = b.pick("d0", 2, 4), int(b.pick(4, 6, 8))
     w = b.pick("w", 4, 6)
@@ -123,25 +149,31 @@ def views(rng: np.random.Generator) -> Case:
     s.order, s.mean = "plain", "mean"
     s.variance = b.pick("pow", "mul") if s.variance not in ("pow", "mul", "expect", "flax") else s.variance
     free: list[Dim] = [n, "r", "q"]
-    if how == 0:  # interleaved groups
+    # Interleaved groups.
+    if how == 0:
         v = b.op("Transpose", b.reshape(x, 0, c // 2, 2, -1), perm=[0, 2, 1, 3])
         v = b.reshape(v, 0, 2, -1)
         y = norm(b, v, free, s)
         y = b.op("Transpose", b.reshape(y, 0, 2, c // 2, -1), perm=[0, 2, 1, 3])
-    elif how == 1:  # the groups' number grows with the batch
+    # The number of groups grows with the batch.
+    elif how == 1:
         y = norm(b, b.reshape(x, -1, c), free, s)
-    elif how == 2:  # a row is two channels of one image, or of two images
+    # A row is two channels of one image, or of two images.
+    elif how == 2:
         y = norm(b, b.reshape(x, 2, -1), free, s)
     elif how == 3:
         y = norm(b, b.reshape(x, 0, 2, -1), free, s)
-    elif how == 4:  # the shape is worked out: n·c // 2 rows
+    # The shape is computed: n·c // 2 rows.
+    elif how == 4:
         rows = b.op("Div", b.op("Mul", b.size_of(x, 0, False), b.size_of(x, 1, False)), b.ints(2))
         v = b.op("Reshape", x, b.op("Concat", rows, b.ints(-1), axis=0))
         y = norm(b, v, free, s)
-    elif how == 5:  # transposed, and back by a reshape that does not undo it
+    # Transposed, and back by a reshape that does not undo it.
+    elif how == 5:
         v = b.op("Transpose", x, perm=[0, 2, 1])
         y = norm(b, v, [n, w, c], s)
-    else:  # as many rows as the width has
+    # As many rows as the width.
+    else:
         v = b.op(
             "Reshape", x, b.op("Concat", b.ints(0), b.op("Min", b.size_of(x, 2, False), b.ints(4)), b.ints(-1), axis=0)
         )
@@ -155,7 +187,11 @@ def views(rng: np.random.Generator) -> Case:
 
 
 def captured(rng: np.random.Generator) -> Case:
-    """A tensor inside the region is read by the body of an If alone."""
+    """Draw a norm with an inner tensor that only the body of an If reads.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, axes = frame(b)
     s = draw(b, axes)
@@ -176,7 +212,11 @@ def captured(rng: np.random.Generator) -> Case:
 
 
 def casts(rng: np.random.Generator) -> Case:
-    """Half precision around a float32 norm, with the clamps that models put there."""
+    """Draw half precision around a float32 norm, with the clamps that models use there.
+
+    Returns:
+        the case.
+    """
     b = Builder(rng, dtype=np.float16)
     dims, axes = frame(b)
     x = b.input("x", dims)
@@ -197,7 +237,11 @@ def casts(rng: np.random.Generator) -> Case:
 
 
 def degenerate(rng: np.random.Generator) -> Case:
-    """An epsilon of zero, and what models write to catch the 0/0 of a constant row."""
+    """Draw an epsilon of zero, with the code that models use to catch the 0/0 of a constant row.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, axes = frame(b)
     s = draw(b, axes)
@@ -208,6 +252,11 @@ def degenerate(rng: np.random.Generator) -> Case:
     if caught:
 
         def catch(v: str) -> str:
+            """Catch NaN.
+
+            Returns:
+                name of the result.
+            """
             how = b.rng.integers(3)
             if how == 0 and b.dtype == np.float32:
                 return b.op("Where", b.op("IsNaN", v), b.const(0.0), v)

@@ -1,13 +1,13 @@
-"""Attacks raises of the opset: every operator that changed, with its attributes present and absent.
+"""Attack the conversion to newer opsets: every operator that changed, with its attributes present and absent.
 
-``python -m benchmarks.attack.opsets --count 20000 --seed 0`` prints how many nodes were drawn, raised and refused, and
-which of them became another function, and writes those to ``--output``.
+``python -m benchmarks.attack.opsets --count 20000 --seed 0`` prints how many nodes were drawn, converted and refused,
+and which of them became another function; it writes those to ``--output``.
 
-Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on; it is raised to a newer
-one as `normdeploy.graphs.opset_conversion` raises a file. onnxruntime (optimizer off) runs both, and the outputs are
-compared. They must be the same bits if the op does not round. If onnxruntime can't run one of the two opsets, onnx's
-reference evaluator runs both. A node is "lost" if it was only given a new number and neither of the two runs it; such
-raises `normdeploy.optimize` takes back.
+Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on. It is converted to a
+newer one as `normdeploy.graphs.opset_conversion` converts a file. onnxruntime (optimizer off) runs both, and the
+outputs are compared. They must be the same bits if the op does not round. If onnxruntime can't run one of the two
+opsets, onnx's reference evaluator runs both. A node is "lost" if only its opset number changed and neither of the two
+runs it; `normdeploy.optimize` reverts such conversions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from normdeploy.graphs.region import RefusedError
 from .nodes import OPS, draw_node
 
 OLDEST, NEWEST = 7, 23
-# onnxruntime has other kernels for newer opsets, or expands the op: sums of at most 64 products may be added in another
-# order, each rounding by half a unit of the largest partial sum, which is up to 8 times as large as the largest output.
+# For newer opsets onnxruntime may have other kernels, or expand the op. Then sums of at most 64 products may be added
+# in another order. Each addition rounds by half a unit of the largest partial sum, which is up to 8 times as large as
+# the largest output.
 _ULPS = 64 * 8 / 2
-# What only moves, selects, compares or counts numbers rounds nothing.
+# Ops that only move, select, compare or count numbers round nothing.
 _EXACT = (
     "Abs ArgMax ArgMin BitShift Cast CastLike Ceil Clip Compress Concat ConstantOfShape DepthToSpace DequantizeLinear"
     " Dropout Equal Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Hardmax Identity"
@@ -41,15 +42,19 @@ _EXACT = (
     " Range ReduceMax ReduceMin Relu Reshape ReverseSequence Round Scatter ScatterElements ScatterND Shape Sign Size"
     " Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze Where"
 )
-# The larger or smaller one of 0 and -0 is either, and onnxruntime's kernels differ in which.
+# Of 0 and -0 either may count as the larger, and onnxruntime's kernels differ in it.
 _OF_TWO_ZEROS = ("Max", "Min", "ReduceMax", "ReduceMin", "Relu", "Clip")
-# onnxruntime's kernels of these and their outputs at training end the process.
+# onnxruntime's kernels of these ops with training outputs crash the process.
 _CRASHING = ("BatchNormalization",)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file and what it is given. ``target`` is the opset that it is raised to."""
+    """File and its inputs.
+
+    Attributes:
+        target: opset to convert to.
+    """
 
     op: str
     opset: int
@@ -60,7 +65,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: "not run", "refused", "right", "false" or "failed"; ``oracle`` is what ran both files."""
+    """Result for one file.
+
+    Attributes:
+        kind: "not run", "refused", "right", "false" or "failed".
+        oracle: evaluator that ran both files.
+    """
 
     kind: str
     detail: str = ""
@@ -68,7 +78,11 @@ class Verdict:
 
 
 def versions(op: str) -> list[int]:
-    """Return the opsets from `OLDEST` on at which an operator begins or changes."""
+    """List the opsets from `OLDEST` on at which an operator begins or changes.
+
+    Returns:
+        sorted opsets.
+    """
     found = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain]
     last = max(v for v in found if v <= NEWEST)
     return sorted({max(v, OLDEST) for v in found if v <= last})
@@ -78,9 +92,14 @@ CHANGED = {op: versions(op) for op in sorted(OPS) if len(versions(op)) > 1}
 
 
 def draw(seed: int) -> Case:
+    """Draw a file.
+
+    Returns:
+        the case.
+    """
     rng = np.random.default_rng([seed, 7])
     op = list(CHANGED)[int(rng.integers(len(CHANGED)))]
-    # The opset lies before a change, so that a raise crosses at least one.
+    # The opset is before a change, so that a conversion crosses at least one.
     changes = CHANGED[op]
     opset = int(rng.integers(changes[0], changes[-1]))
     target = int(rng.integers(opset + 1, NEWEST + 1))
@@ -151,7 +170,7 @@ def _dims(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str]:
 
 
 def _typed(proto: onnx.ModelProto, *, stated: bool) -> onnx.ModelProto:
-    """Return ``proto`` with the types of its outputs, and their shapes where ``stated``."""
+    """Return ``proto`` with the types of its outputs, and with their shapes if ``stated``."""
     try:
         known = onnx.shape_inference.infer_shapes(proto)
     except onnx.shape_inference.InferenceError:
@@ -164,6 +183,11 @@ def _typed(proto: onnx.ModelProto, *, stated: bool) -> onnx.ModelProto:
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a model in onnxruntime without its optimizer.
+
+    Returns:
+        outputs.
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -173,6 +197,11 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
 
 
 def run_reference(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a model in onnx's reference evaluator.
+
+    Returns:
+        outputs.
+    """
     with np.errstate(all="ignore"):
         return [np.asarray(value) for value in ReferenceEvaluator(proto).run(None, feeds)]
 
@@ -181,7 +210,14 @@ ORACLES = {"onnxruntime": run, "reference": run_reference}
 
 
 def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto:
-    """Raise a copy as `normdeploy.rewriting` raises a file; RefusedError where it can't be."""
+    """Convert a copy as `normdeploy.rewriting` converts a file.
+
+    Returns:
+        the copy.
+
+    Raises:
+        RefusedError: it can't be converted.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     if opset_conversion.ops_needing_conversion(copy, target):
@@ -190,7 +226,11 @@ def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto:
 
 
 def judge(case: Case) -> Verdict:
-    """Return what became of a file."""
+    """Convert a file and compare.
+
+    Returns:
+        the verdict.
+    """
     before: dict[str, list[np.ndarray]] = {}
     crashing = case.op in _CRASHING and any(len(node.output) > 1 for node in case.proto.graph.node)
     for name, oracle in ORACLES.items():
@@ -198,7 +238,8 @@ def judge(case: Case) -> Verdict:
             continue
         try:
             before[name] = oracle(case.proto, case.feeds)
-        except Exception:  # neither oracle's exceptions share a base class
+        # The exceptions of neither oracle share a base class.
+        except Exception:
             continue
         break
     if not before:
@@ -207,22 +248,25 @@ def judge(case: Case) -> Verdict:
         made = raised(case.proto, case.target)
     except RefusedError as refusal:
         return Verdict("refused", str(refusal))
-    except Exception as e:  # whatever else is raised is a fault
+    # Any other exception is a fault.
+    except Exception as e:
         return Verdict("failed", f"{type(e).__name__}: {e}"[:200])
     (name, wanted), failure = next(iter(before.items())), ""
     try:
         after = ORACLES[name](made, case.feeds)
-    except Exception as e:  # likewise
+    # Any other exception is a fault.
+    except Exception as e:
         failure = " ".join(str(e).split())[:200]
     kept = all(node in made.graph.node for node in case.proto.graph.node)
     if failure and not kept:
         return Verdict("false", f"runs no more: {failure}")
     if failure:
-        # A runtime may lack an operator at the newer opset; then the reference speaks.
+        # A runtime may lack an operator at the newer opset; then the reference decides.
         try:
             name, wanted = "reference", run_reference(case.proto, case.feeds)
             after = run_reference(made, case.feeds)
-        except Exception:  # likewise
+        # The exceptions of neither oracle share a base class.
+        except Exception:
             return Verdict("lost" if kept else "false", f"runs no more: {failure}")
     if len(wanted) != len(after):
         return Verdict("false", f"{len(wanted)} outputs became {len(after)}", name)
@@ -237,7 +281,11 @@ def judge(case: Case) -> Verdict:
 
 
 def equal(before: np.ndarray, after: np.ndarray, op: str) -> bool:
-    """Return whether both are the same bits, or the same but for rounding; NaN equals NaN."""
+    """Compare two outputs.
+
+    Returns:
+        true if they have the same bits, or differ only by rounding; NaN equals NaN.
+    """
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
     if before.dtype.kind != "f":
@@ -254,6 +302,11 @@ def equal(before: np.ndarray, after: np.ndarray, op: str) -> bool:
 
 
 def main() -> int:
+    """Attack and print the counts.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

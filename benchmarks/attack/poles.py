@@ -1,7 +1,8 @@
-"""Identities of algebra that are not identities of numbers: poles, roots of negative numbers, 0 · NaN, |t| for t.
+"""Identities of algebra that are not identities of numbers: poles, roots of negative numbers, 0 · NaN, |t| instead of
+t.
 
-As rational functions both sides are the same, so that a proof over a field sees no difference; at single points, or for
-one sign, the original answers NaN or another branch of the root.
+As rational functions both sides are equal, so a proof over a field sees no difference. At single points, or for one
+sign, the original returns NaN or another branch of the root.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from .whole import start
 
 
 def _far(b: Builder) -> float:
-    """A positive number that ordinary inputs do not reach, the judge's own do."""
+    """Draw a positive number that ordinary inputs do not reach, but the judge's inputs do."""
     k = abs(some_number(b)) + 12.0
     b.numbers += [-k, k, 1.5 * k, -1.5 * k]
     return k
 
 
 def removable(b: Builder, t: str) -> str:
-    """(t − c)(t + c)/(t − c) − c: 0/0 at c."""
+    """Compute (t − c)(t + c)/(t − c) − c: 0/0 at c.
+
+    Returns:
+        name of the result.
+    """
     c = some_number(b)
     b.numbers += [c, -c]
     low, high = b.op("Sub", t, b.const(c)), b.op("Add", t, b.const(c))
@@ -32,7 +37,11 @@ def removable(b: Builder, t: str) -> str:
 
 
 def root_squared(b: Builder, t: str) -> str:
-    """sqrt(t + K)² − K: NaN below −K."""
+    """Compute sqrt(t + K)² − K: NaN below −K.
+
+    Returns:
+        name of the result.
+    """
     k = _far(b)
     up = b.op("Add", t, b.param(k))
     how = b.rng.integers(4)
@@ -49,7 +58,11 @@ def root_squared(b: Builder, t: str) -> str:
 
 
 def absolute(b: Builder, t: str) -> str:
-    """sqrt((t + K)²) − K: another branch below −K."""
+    """Compute sqrt((t + K)²) − K: another branch below −K.
+
+    Returns:
+        name of the result.
+    """
     k = _far(b)
     up = b.op("Add", t, b.param(k))
     how = b.rng.integers(4)
@@ -69,10 +82,15 @@ def absolute(b: Builder, t: str) -> str:
 
 
 def by_itself(b: Builder, t: str) -> str:
-    """t·s/s with an s that is zero for some rows: its greatest element, itself, its distance from a mean."""
+    """Compute t·s/s with an s that is zero for some rows: its largest element, itself, its distance from a mean.
+
+    Returns:
+        name of the result.
+    """
     how = b.rng.integers(5)
     if how == 0:
-        s = b.reduce("ReduceMax", t, [-1])  # not the sum: that of a normed row is zero but for rounding
+        # Not the sum: that of a normalized row is zero except for rounding.
+        s = b.reduce("ReduceMax", t, [-1])
     elif how == 1:
         s = t
     elif how == 2:
@@ -88,7 +106,11 @@ def by_itself(b: Builder, t: str) -> str:
 
 
 def no_change(b: Builder, t: str) -> str:
-    """t plus a difference that is zero wherever both terms are numbers."""
+    """Add a difference that is zero wherever both terms are numbers.
+
+    Returns:
+        name of the result.
+    """
     how = b.rng.integers(5)
     if how == 0:
         s = b.op("Sqrt", b.op("Add", t, b.const(_far(b))))
@@ -107,14 +129,23 @@ POLES: tuple[Trap, ...] = (removable, root_squared, absolute, by_itself, no_chan
 
 
 def poles(rng: np.random.Generator) -> Case:
+    """Draw a norm with one of these identities.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     trapped_norm(b, b.pick(*POLES), ("x", "x", "d", "variance", "square", "root", "normed", "scaled", "y", "gamma"))
     return b.case("", False)
 
 
 def selection(rng: np.random.Generator) -> Case:
-    """Moves and group means as products with 0/1 matrices: a NaN spoils the whole row, a move or a GroupNorm only a
-    part."""
+    """Draw moves and group means as products with 0/1 matrices: a NaN spoils the whole row, but a move or a GroupNorm
+    only a part.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     groups, per = int(b.pick(2, 3)), int(b.pick(2, 3, 4))
     n = groups * per
@@ -122,14 +153,16 @@ def selection(rng: np.random.Generator) -> Case:
     x = b.input("x", dims)
     block = np.kron(np.eye(groups), np.full((per, per), 1 / per))
     how = b.rng.integers(4)
-    if how == 0:  # the means of groups by one product
+    # The means of groups by one product.
+    if how == 0:
         d = b.op("Sub", x, b.op("MatMul", x, b.param(block)))
         v = b.op("MatMul", b.op("Mul", d, d), b.param(block))
         y = b.op("Div", d, b.op("Sqrt", b.op("Add", v, b.param(1e-5))))
     else:
         order = np.arange(n) if how == 1 else b.rng.permutation(n)
         v = b.op("MatMul", x, b.const(np.eye(n)[order].T))
-        if how == 3:  # half of the row alone is normed
+        # Only half of the row is normalized.
+        if how == 3:
             v = b.op("MatMul", x, b.const(np.eye(n)[:, :per]))
             split = b.op("Sub", v, b.reduce("ReduceMean", v, [-1]))
         else:
@@ -147,7 +180,11 @@ def selection(rng: np.random.Generator) -> Case:
 
 
 def negative(rng: np.random.Generator) -> Case:
-    """A negative epsilon, or a sum of squares with a negative weight: NaN where the radicand is negative."""
+    """Draw a negative epsilon, or a sum of squares with a negative weight: NaN for a negative radicand.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims: list[Dim] = ["d0", int(b.pick(3, 4, 8))]
     s = draw(b, [-1])

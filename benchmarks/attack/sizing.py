@@ -1,4 +1,4 @@
-"""Traps in the sizes: right at the sizes that one tries, wrong at others."""
+"""Traps in sizes: right at the sizes that one tries, wrong at others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _threshold(b: Builder) -> int:
 
 
 def _dims(b: Builder, last: bool | None = None) -> tuple[list[Dim], int]:
-    """Dims with a dynamic one at the axis that is returned (negative)."""
+    """Draw dims with a dynamic one, and return its axis (negative)."""
     if last or (last is None and b.chance(0.5)):
         return [b.pick("d0", "?0", 2), b.pick("n", "?n")], -1
     n = int(b.pick(4, 8))
@@ -27,7 +27,7 @@ def _nasty(b: Builder, dim: Dim, number: int) -> None:
 
 
 def _arange(b: Builder, x: str, axis: int, rank: int) -> str:
-    """0 … size − 1 along ``axis``, int64, shaped to broadcast."""
+    """Return 0 … size − 1 along ``axis``, int64, shaped to broadcast."""
     n = b.size_of(x, axis)
     if b.chance(0.7):
         r = b.op("Range", b.const(0, np.int64), n, b.const(1, np.int64))
@@ -39,7 +39,11 @@ def _arange(b: Builder, x: str, axis: int, rank: int) -> str:
 
 
 def masked(rng: np.random.Generator) -> Case:
-    """An arange mask against a threshold, or a mask that another op makes, before or behind a norm."""
+    """Draw an arange mask against a threshold, or a mask from another op, before or after a norm.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, axis = _dims(b)
     t = _threshold(b)
@@ -47,10 +51,16 @@ def masked(rng: np.random.Generator) -> Case:
     x = b.input("x", dims)
 
     def mask(v: str) -> str:
+        """Apply the mask.
+
+        Returns:
+            name of the result.
+        """
         r = _arange(b, x, axis, len(dims))
         c = b.const(t, np.int64)
         how = b.rng.integers(8)
-        if how > 5:  # the size alone decides
+        # Only the size decides.
+        if how > 5:
             size = b.size_of(x, axis)
             odd = b.op(b.pick("Greater", "Equal", "Less", "GreaterOrEqual"), size, c)
             if how == 6:
@@ -62,7 +72,8 @@ def masked(rng: np.random.Generator) -> Case:
             return b.op("Where", b.op("Equal", r, c), b.const(0.0), v)
         if how == 2:
             return b.op("Mul", v, b.cast(b.op("LessOrEqual", r, c), b.dtype))
-        if how == 3:  # 1 up to the threshold, another factor behind
+        # 1 up to the threshold, another factor after it.
+        if how == 3:
             steps = b.cast(b.op("Div", r, b.const(max(t, 2), np.int64)), b.dtype)
             return b.op("Mul", v, b.op("Add", steps, b.const(1.0)))
         if how == 4:
@@ -82,7 +93,11 @@ def masked(rng: np.random.Generator) -> Case:
 
 
 def counted(rng: np.random.Generator) -> Case:
-    """The divisor, or epsilon, is a function of a size that is the size itself only for some."""
+    """Draw a norm whose divisor or epsilon is a function of a size that equals the size only for some sizes.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, _ = _dims(b, last=True)
     if b.chance(0.3):
@@ -93,6 +108,11 @@ def counted(rng: np.random.Generator) -> Case:
     c = b.const(t, np.int64)
 
     def wrong(v: str) -> str:
+        """Compute the wrong count.
+
+        Returns:
+            name of the result.
+        """
         n = b.size_of(x, -1)
         how = b.rng.integers(9)
         if how == 0:
@@ -129,7 +149,11 @@ def counted(rng: np.random.Generator) -> Case:
 
 
 def cut(rng: np.random.Generator) -> Case:
-    """Statistics of a slice, a padded or re-joined tensor that is x itself only up to some size."""
+    """Draw statistics of a slice, or of a padded or re-joined tensor that equals x only up to some size.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     dims, axis = _dims(b)
     t = max(_threshold(b), 2)
@@ -139,6 +163,11 @@ def cut(rng: np.random.Generator) -> Case:
     stat = b.chance(0.25) and axis == -1
 
     def part(v: str) -> str:
+        """Take the part.
+
+        Returns:
+            name of the result.
+        """
         how = b.rng.integers(7)
         if how == 0 or stat:
             return b.slice(v, 0, t, axis)
@@ -147,7 +176,8 @@ def cut(rng: np.random.Generator) -> Case:
             return b.op("Concat", b.slice(v, 0, t, axis), tail, axis=axis)
         if how == 2:
             return b.op("Concat", b.slice(v, 0, t, axis), b.op("Neg", b.slice(v, t, 2**62, axis)), axis=axis)
-        if how == 3:  # pads to at least t
+        # Pads to at least t.
+        if how == 3:
             n = b.size_of(x, axis, scalar=False)
             short = b.op("Max", b.op("Sub", b.ints(t), n), b.ints(0))
             zeros = [b.ints(*[0] * (len(dims) + axis)), *([b.ints(*[0] * (-1 - axis))] if axis < -1 else [])]
@@ -183,7 +213,11 @@ def cut(rng: np.random.Generator) -> Case:
 
 
 def broadcast(rng: np.random.Generator) -> Case:
-    """Gamma, shift or a residual whose dims are other symbols than x's: equal, or one of them 1."""
+    """Draw gamma, shift or a residual with other symbols for dims than x: equal, or one of them 1.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     n = int(b.pick(4, 8))
     first, other = b.pick(("A", "B"), ("?a", "?b"), ("A", "?b"))
@@ -215,7 +249,11 @@ def broadcast(rng: np.random.Generator) -> Case:
 
 
 def far(rng: np.random.Generator) -> Case:
-    """Wrong at one place of a large static axis, which a trial at small sizes does not have."""
+    """Draw a norm that is wrong at one place of a large static axis, which a trial at small sizes does not have.
+
+    Returns:
+        the case.
+    """
     b = start(rng, half=False)
     rows = int(b.pick(60, 110, 128, 200))
     n = int(b.pick(4, 6))

@@ -1,4 +1,4 @@
-"""Norm nodes written out in elementary ops, from the text of the ONNX spec and of onnxruntime's contrib ops."""
+"""Expand norm nodes to elementary ops, by the text of the ONNX specification and of onnxruntime's contrib ops."""
 
 from __future__ import annotations
 
@@ -32,27 +32,49 @@ class _Writer:
         return name
 
     def const(self, value: Any, dtype: Any = np.float64) -> str:
+        """Add a constant.
+
+        Returns:
+            its name.
+        """
         return self("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
 
     def mean_last(self, x: str) -> str:
+        """Add a mean over the last axis.
+
+        Returns:
+            its name.
+        """
         if self.opset >= 18:
             return self("ReduceMean", x, self.const([-1], np.int64), keepdims=1)
         return self("ReduceMean", x, axes=[-1], keepdims=1)
 
     def normed(self, x: str, eps: float, rms: bool = False) -> str:
-        """(x − mean)/sqrt(var + ε) over the last axis."""
+        """Add (x − mean)/sqrt(var + ε) over the last axis.
+
+        Returns:
+            its name.
+        """
         d = x if rms else self("Sub", x, self.mean_last(x))
         v = self("Add", self.mean_last(self("Mul", d, d)), self.const(eps))
         return self("Div", d, self("Sqrt", v))
 
     def column(self, x: str) -> str:
-        """[C] as [C, 1]."""
+        """Reshape [C] to [C, 1].
+
+        Returns:
+            its name.
+        """
         return self("Unsqueeze", x, self.const([1], np.int64))
 
 
 def expand(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """``node`` in elementary ops of ``opset`` on doubles. Only its first output, and the sum of the Skip ops, is
-    written."""
+    """Expand ``node`` to elementary ops of ``opset`` on doubles. Only its first output, and the sum of the Skip ops, is
+    written.
+
+    Returns:
+        the nodes.
+    """
     w = _Writer(node.output[0], opset)
     a = {x.name: helper.get_attribute_value(x) for x in node.attribute}
     given = [*node.input, "", "", "", "", ""]
@@ -91,7 +113,8 @@ def expand(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         inner = w("Shape", cube)
         y = w.normed(w("Reshape", x, w.const([0, groups, -1], np.int64)), eps)
         scale, shift = w.column(given[1]), w.column(given[2])
-        if opset < 21:  # gamma and beta stand per group
+        # Gamma and beta are per group.
+        if opset < 21:
             y = w("Reshape", w("Add", w("Mul", y, scale), shift), inner)
         else:
             y = w("Add", w("Mul", w("Reshape", y, inner), scale), shift)

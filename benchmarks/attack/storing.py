@@ -1,8 +1,8 @@
-"""Writes the numbers of a model in every form that the ONNX specification allows.
+"""Write the numbers of a model in every form that the ONNX specification allows.
 
-Written from onnx.proto and onnx's documents of sparse tensors and external data, and packed by hand rather than by
-``onnx.numpy_helper``, so that a reader of such files is held against another pair of eyes. `disguise` takes a model
-whose weights are dense raw initializers and gives the same model with each weight in a form drawn at random.
+Written from onnx.proto and onnx's documents of sparse tensors and external data. Weights are packed by hand instead of
+by ``onnx.numpy_helper``, so that readers of such files are tested against an independent implementation. `Disguise`
+takes a model whose weights are dense raw initializers, and returns the same model with each weight in a random form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, helper
 
-# onnx.proto: the number of bits of types that are packed several to a byte, the first in the lowest bits.
+# onnx.proto: bits of types that are packed several to a byte, the first in the lowest bits.
 PACKED = {
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
@@ -21,7 +21,7 @@ PACKED = {
     TensorProto.INT2: 2,
     TensorProto.UINT2: 2,
 }
-# onnx.proto: the typed field of each type, and how its bytes are read for it. All others go to int32_data byte by byte.
+# onnx.proto: the typed field of each type, and the type to read its bytes as. All others go to int32_data byte by byte.
 _FIELDS = {
     TensorProto.FLOAT: ("float_data", "<f4"),
     TensorProto.COMPLEX64: ("float_data", "<f4"),
@@ -42,25 +42,30 @@ _SHORT = {
     TensorProto.INT64: "value_int",
     TensorProto.STRING: "value_string",
 }
-# onnxruntime has no sparse tensors of the types that are packed, of strings and of complex numbers.
+# onnxruntime has no sparse tensors of packed types, strings and complex numbers.
 _NEVER_SPARSE = {*PACKED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128}
 _SHORT_SINCE = 12
-# The share of sparse tensors in a form that the specification forbids (descending indices) or does not speak of (values
-# outside the file): a reader may refuse these, and must not misread them.
+# Share of sparse tensors in a form that the specification forbids (descending indices) or does not mention (values
+# outside the file). A reader may refuse these, but must not misread them.
 _DISPUTED = 0.01
 
 
 class Disguise:
-    """Draws a form for each weight of a model. ``folder`` is where the file will stand, ``used`` counts the forms."""
+    """Draw a form for each weight of a model."""
 
     def __init__(self, rng: np.random.Generator, folder: Path) -> None:
+        """Set the random generator and the folder of the file."""
         self.rng = rng
         self.folder = folder
         self.used: list[str] = []
         self._shared = bytearray()
 
     def model(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """Return ``proto`` with each weight in a form of its own, and write the external data beside it."""
+        """Give each weight its own form, and write the external data to the folder.
+
+        Returns:
+            the changed copy.
+        """
         made = onnx.ModelProto()
         made.CopyFrom(proto)
         self._graph(made.graph, made.opset_import[0].version)
@@ -97,7 +102,7 @@ class Disguise:
         graph.node.extend(nodes)
 
     def _may_be_sparse(self, weight: TensorProto) -> bool:
-        # A sparse tensor has at least one dim; onnx.proto's checker asks for a positive size of each.
+        # A sparse tensor has at least one dim; onnx.proto's checker requires a positive size of each.
         return bool(weight.dims) and 0 not in weight.dims and weight.data_type not in _NEVER_SPARSE
 
     def _constant(self, node: NodeProto, opset: int) -> None:
@@ -140,7 +145,7 @@ class Disguise:
         return made
 
     def _write_outside(self, made: TensorProto, data: bytes) -> None:
-        """Point ``made`` to a file of its own or to one that weights share, with offsets and lengths as may be."""
+        """Point ``made`` to its own file or to a shared one, with or without offset and length."""
         made.data_location = TensorProto.EXTERNAL
         if self.rng.random() < 0.3:
             name = f"own_{len(list(self.folder.glob('own_*')))}.bin"
@@ -152,7 +157,7 @@ class Disguise:
                 entries["offset"] = "0"
         else:
             step = int(self.rng.choice([1, 64, 4096]))
-            # Between weights may stand anything, which must not be read.
+            # The bytes between weights are arbitrary and must not be read.
             self._shared.extend(b"\x7f" * (-len(self._shared) % step))
             entries = {"location": "shared.bin", "offset": str(len(self._shared)), "length": str(len(data))}
             self._shared.extend(data)
@@ -162,7 +167,7 @@ class Disguise:
             made.external_data.add(key=str(key), value=entries[str(key)])
 
     def _sparse(self, weight: TensorProto) -> SparseTensorProto:
-        """Return the weight as values and indices, linear or of each dim, with zeros that are stated."""
+        """Return the weight as values and indices, linear or per dim, with some explicit zeros."""
         dims = list(weight.dims)
         size = int(np.prod(dims))
         width = len(weight.raw_data) // size

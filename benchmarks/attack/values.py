@@ -1,4 +1,4 @@
-"""Traps in the values: functions that are the identity but on a set that sampling misses, at any place of a norm."""
+"""Traps in values: functions that are the identity except on a set that sampling misses, at any place of a norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ Trap = Callable[[Builder, str], str]
 
 
 def some_number(b: Builder) -> float:
-    """A threshold of either sign: a usual one, a round one, or one of any magnitude."""
+    """Draw a threshold of either sign: a usual one, a round one, or one of any magnitude.
+
+    Returns:
+        the number.
+    """
     if b.dtype == np.float16:
         return float(b.pick(-1, 1) * b.pick(7.25, 100, 30, 2000, 0.5, 1e4))
     r = b.rng.random()
@@ -23,7 +27,11 @@ def some_number(b: Builder) -> float:
 
 
 def disguised(b: Builder, t: str, number: float) -> tuple[str, str]:
-    """``t`` and ``number`` behind the same map, so that the graph does not name the number that matters."""
+    """Apply the same map to ``t`` and ``number``, so that the graph does not contain the number itself.
+
+    Returns:
+        names of both.
+    """
     b.numbers.append(number)
     how = b.rng.integers(6)
     if how == 0:
@@ -38,6 +46,11 @@ def disguised(b: Builder, t: str, number: float) -> tuple[str, str]:
 
 
 def equal(b: Builder, t: str) -> str:
+    """Replace t at one number.
+
+    Returns:
+        name of the result.
+    """
     u, c = disguised(b, t, some_number(b))
     other = b.const(b.pick(0.0, 1.0)) if b.chance(0.7) else b.op("Mul", t, b.const(1.5))
     if b.chance(0.7):
@@ -46,7 +59,11 @@ def equal(b: Builder, t: str) -> str:
 
 
 def beyond(b: Builder, t: str) -> str:
-    """Another value beyond a threshold, far out or close to zero."""
+    """Replace t beyond a threshold, far out or close to zero.
+
+    Returns:
+        name of the result.
+    """
     number = some_number(b)
     u, c = disguised(b, t, number)
     kind = b.pick("Less", "Greater", "GreaterOrEqual", "LessOrEqual")
@@ -56,6 +73,11 @@ def beyond(b: Builder, t: str) -> str:
 
 
 def between(b: Builder, t: str) -> str:
+    """Replace t inside an interval.
+
+    Returns:
+        name of the result.
+    """
     low = b.pick(0.0, 1.0, -3.0)
     high = low + abs(some_number(b)) * b.pick(1, 1e-3)
     b.numbers += [low, high, (low + high) / 2]
@@ -64,6 +86,11 @@ def between(b: Builder, t: str) -> str:
 
 
 def clipped(b: Builder, t: str) -> str:
+    """Clip t.
+
+    Returns:
+        name of the result.
+    """
     low, high = -abs(some_number(b)), abs(some_number(b))
     how = b.rng.integers(5)
     if how == 0:
@@ -78,7 +105,11 @@ def clipped(b: Builder, t: str) -> str:
 
 
 def shifted(b: Builder, t: str) -> str:
-    """relu(t + K) − K and its relatives: the identity above −K."""
+    """Apply relu(t + K) − K or a relative: the identity above −K.
+
+    Returns:
+        name of the result.
+    """
     k = abs(some_number(b))
     k = k if k > 1 else 50.0
     b.numbers += [-k, k]
@@ -99,6 +130,11 @@ def shifted(b: Builder, t: str) -> str:
 
 
 def cast_away(b: Builder, t: str) -> str:
+    """Use a cast that loses the value of t.
+
+    Returns:
+        name of the result.
+    """
     number = some_number(b)
     b.numbers += [number, -number]
     how = b.rng.integers(4)
@@ -106,7 +142,8 @@ def cast_away(b: Builder, t: str) -> str:
         away = b.cast(b.op("Sub", t, b.const(number)), np.bool_)
         return b.op("Where", away, t, b.const(0.0)) if b.chance(0.5) else b.op("Mul", t, b.cast(away, b.dtype))
     scaled = b.op("Mul", t, b.const(1 / max(abs(number), 10.0)))
-    whole = b.cast(b.cast(scaled, b.pick(np.int32, np.int64)), b.dtype)  # 0 within ±number
+    # 0 within ±number.
+    whole = b.cast(b.cast(scaled, b.pick(np.int32, np.int64)), b.dtype)
     if how == 1:
         return b.op("Add", t, whole)
     if how == 2:
@@ -115,6 +152,11 @@ def cast_away(b: Builder, t: str) -> str:
 
 
 def rounding(b: Builder, t: str) -> str:
+    """Use a remainder or a rounding of t.
+
+    Returns:
+        name of the result.
+    """
     number = max(abs(some_number(b)), 8.0)
     b.numbers += [number, -number]
     if b.chance(0.25):
@@ -125,7 +167,11 @@ def rounding(b: Builder, t: str) -> str:
 
 
 def bump(b: Builder, t: str) -> str:
-    """A narrow bump, or a wall far out."""
+    """Add a narrow bump, or a wall far out.
+
+    Returns:
+        name of the result.
+    """
     number = some_number(b)
     b.numbers += [number]
     away = b.op("Sub", t, b.const(number))
@@ -146,7 +192,11 @@ def _gate(b: Builder, away: str) -> str:
 
 
 def saturating(b: Builder, t: str) -> str:
-    """HardSwish, HardSigmoid, Softplus, Sign and Shrink as an identity on one side."""
+    """Use HardSwish, HardSigmoid, Softplus, Sign or Shrink as an identity on one side.
+
+    Returns:
+        name of the result.
+    """
     k = float(b.pick(20.0, 60.0, 200.0))
     b.numbers += [k, -k, 3 * k]
     how = b.rng.integers(4)
@@ -177,6 +227,7 @@ PIECEWISE: tuple[Trap, ...] = (
 
 
 def trapped_norm(b: Builder, trap: Trap, places: tuple[str, ...]) -> None:
+    """Write a norm with a trap at one of ``places``."""
     dims, axes = frame(b)
     s = draw(b, axes)
     place = b.pick(*places)
@@ -195,6 +246,11 @@ def trapped_norm(b: Builder, trap: Trap, places: tuple[str, ...]) -> None:
 
 
 def piecewise(rng: np.random.Generator) -> Case:
+    """Draw a norm with a piecewise trap.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     trapped_norm(b, b.pick(*PIECEWISE), ("x", "x", "x", "y", "y", *PLACES))
     return b.case("", False)
@@ -202,15 +258,30 @@ def piecewise(rng: np.random.Generator) -> Case:
 
 # ---- values that are not finite
 def kept_equal(b: Builder, t: str) -> str:
+    """Replace NaN by 0, by comparing t with itself.
+
+    Returns:
+        name of the result.
+    """
     return b.op("Where", b.op("Equal", t, t), t, b.const(0.0))
 
 
 def is_nan(b: Builder, t: str) -> str:
+    """Replace NaN or Inf by a number.
+
+    Returns:
+        name of the result.
+    """
     kind = b.pick("IsNaN", "IsInf") if b.dtype == np.float32 else "IsNaN"
     return b.op("Where", b.op(kind, t), b.const(b.pick(0.0, 1.0)), t)
 
 
 def finite_range(b: Builder, t: str) -> str:
+    """Limit t to finite numbers.
+
+    Returns:
+        name of the result.
+    """
     top = float(np.finfo(b.dtype).max)
     if b.chance(0.4):
         return b.clip(t, b.const(-top), b.const(top))
@@ -221,7 +292,11 @@ def finite_range(b: Builder, t: str) -> str:
 
 
 def poisoned(b: Builder, t: str) -> str:
-    """NaN or Inf made on purpose at a number: a rewrite must not hide it."""
+    """Produce NaN or Inf at a number on purpose; a rewrite must not hide it.
+
+    Returns:
+        name of the result.
+    """
     number = some_number(b)
     b.numbers.append(number)
     how = b.rng.integers(5)
@@ -243,20 +318,29 @@ def poisoned(b: Builder, t: str) -> str:
 
 
 def cancelled(b: Builder, t: str) -> str:
-    """t·0 and t − t keep a NaN or Inf that an algebraic view forgets."""
+    """Use t·0 or t − t, which keep a NaN or Inf that algebra forgets.
+
+    Returns:
+        name of the result.
+    """
     how = b.rng.integers(4)
     if how == 0:
         return b.op("Add", t, b.op("Mul", t, b.const(0.0)))
     if how == 1:
         return b.op("Add", t, b.op("Sub", t, t))
     if how == 2:
-        other = b.op("Exp", t)  # Inf from 89 on in float32
+        # Inf from 89 on in float32.
+        other = b.op("Exp", t)
         return b.op("Add", t, b.op("Mul", b.op("Sub", other, other), b.const(1.0)))
     return b.op("Sub", b.op("Add", t, b.op("ReduceMax", t, keepdims=1)), b.op("ReduceMax", t, keepdims=1))
 
 
 def not_nan_out(b: Builder, t: str) -> str:
-    """Where over a comparison with itself or with a bound that NaN fails."""
+    """Use Where with a comparison that NaN fails.
+
+    Returns:
+        name of the result.
+    """
     if b.chance(0.5):
         return b.op("Where", b.op("Less", b.op("Abs", t), b.const(b.pick(np.inf, 3e4, 6e4))), t, b.const(0.0))
     return b.op("Where", b.op("Not", b.op("Equal", t, t)), b.const(0.0), t)
@@ -266,6 +350,11 @@ NONFINITE: tuple[Trap, ...] = (kept_equal, is_nan, finite_range, poisoned, poiso
 
 
 def nonfinite(rng: np.random.Generator) -> Case:
+    """Draw a norm with a trap for values that are not finite.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     trapped_norm(b, b.pick(*NONFINITE), ("x", "x", "x", "y", *PLACES, "gamma"))
     return b.case("", False)
@@ -273,10 +362,15 @@ def nonfinite(rng: np.random.Generator) -> Case:
 
 # ---- traps that look at a whole row, or at another one
 def row_wise(b: Builder, t: str) -> str:
-    """Another value where the whole row is negative, positive, small, constant or holds a number."""
+    """Replace a row that is negative, positive, small or constant, or that contains a number.
+
+    Returns:
+        name of the result.
+    """
     number = some_number(b)
     how = b.rng.integers(8)
-    if how > 5:  # the sum of the positive parts is zero in a negative row alone
+    # The sum of the positive parts is zero only in a negative row.
+    if how > 5:
         side = t if how == 6 else b.op("Neg", t)
         return b.op("Mul", t, b.op("Sign", b.reduce(b.pick("ReduceSum", "ReduceMean"), b.op("Relu", side), [-1])))
     if how == 0:
@@ -296,12 +390,21 @@ def row_wise(b: Builder, t: str) -> str:
 
 
 def sorted_row(b: Builder, t: str) -> str:
-    """Something of the row's order: a sorted row has the same moments, another place."""
+    """Use the order of a row: a sorted row has the same moments in other places.
+
+    Returns:
+        name of the result.
+    """
     top = b.many("TopK", t, b.ints(1), outputs=2, axis=-1)[0]
     return b.op("Where", b.op("Equal", t, b.op("Add", top, b.number(some_number(b)))), b.const(0.0), t)
 
 
 def rows(rng: np.random.Generator) -> Case:
+    """Draw a norm with a trap that looks at a whole row.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     trapped_norm(b, b.pick(row_wise, row_wise, row_wise, sorted_row), ("x", "x", "x", "y", "d", "scaled", "normed"))
     return b.case("", False)

@@ -1,4 +1,4 @@
-"""Honest norms: nothing but the norm and neighbours that have no say in it."""
+"""Honest norms: the norm and neighbors that do not affect it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from .norms import Spelling, draw, frame, norm
 
 
 def start(rng: np.random.Generator, half: bool = True) -> Builder:
-    """A builder of a random opset and type: mostly float32."""
+    """Start a graph with a random opset and type, mostly float32.
+
+    Returns:
+        the builder.
+    """
     r = rng.random()
     return Builder(rng, dtype=np.float64 if r < 0.08 else np.float16 if half and r < 0.14 else np.float32)
 
 
 def neighbours(b: Builder, x: str) -> str:
-    """Now and then an op before the norm."""
+    """Add an op before the norm now and then.
+
+    Returns:
+        name of the result.
+    """
     r = b.rng.random()
     if r < 0.15:
         return b.op("Add", x, b.param(b.rng.normal()))
@@ -25,6 +33,11 @@ def neighbours(b: Builder, x: str) -> str:
 
 
 def layer(rng: np.random.Generator) -> Case:
+    """Draw a layer norm or RMS norm.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     dims, axes = frame(b)
     s = draw(b, axes)
@@ -41,7 +54,12 @@ def layer(rng: np.random.Generator) -> Case:
 
 
 def channels(rng: np.random.Generator) -> Case:
-    """Over another dim than the last: the channels of NCHW, the batch, several dims that are not neighbours."""
+    """Draw a norm over other dims than the last: the channels of NCHW, the batch, or several dims that are not
+    adjacent.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     c = int(b.pick(2, 3, 4, 6))
     dims: list[Dim] = ["d0", c, b.pick("h", int(b.pick(2, 3))), b.pick("w", int(b.pick(2, 5)))][: b.pick(3, 4)]
@@ -58,7 +76,11 @@ def channels(rng: np.random.Generator) -> Case:
 
 
 def group(rng: np.random.Generator) -> Case:
-    """GroupNorm and InstanceNorm by hand, through views or over the dims as they are."""
+    """Draw GroupNorm and InstanceNorm by hand, with views or over the dims as they are.
+
+    Returns:
+        the case.
+    """
     b = start(rng)
     groups, per = int(b.pick(1, 2, 3, 4)), int(b.pick(1, 2, 3))
     c = groups * per
@@ -84,7 +106,11 @@ def group(rng: np.random.Generator) -> Case:
 
 
 def nodes(rng: np.random.Generator) -> Case:
-    """Norm nodes of the standard, and onnxruntime's own, around and behind norms by hand."""
+    """Draw norm nodes of the standard and of onnxruntime, around and after hand-written norms.
+
+    Returns:
+        the case.
+    """
     b = Builder(rng, opset=int(rng.integers(17, 22)))
     n = int(b.pick(4, 8))
     dims: list[Dim] = ["d0", "d1", n]

@@ -1,4 +1,4 @@
-"""One graph through everything: generate, optimize, judge."""
+"""Take one graph through everything: generate, optimize, judge."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from .builder import Case
 from .families import generate
 from .judge import FALSE, judge
 
-LIMIT = 120  # seconds for one graph: one that hangs must not end a long run
+# Seconds for one graph: one that hangs must not end a long run.
+LIMIT = 120
 
 
 @dataclass
 class Outcome:
-    """What became of one graph. ``kind``: "" (right or untouched), one of ``judge.FALSE``, "skipped", "error"
-    (``optimize`` raised) or "invalid" (the generator's own fault). The models are kept only where somebody will want to
-    look."""
+    """Result for one graph.
+
+    Attributes:
+        kind: "" (right or unchanged), one of ``judge.FALSE``, "skipped", "error" (``optimize`` raised) or "invalid"
+            (the generator's own fault).
+        before: original model, kept only if it is worth a look.
+        after: optimized model, kept only if it is worth a look.
+    """
 
     family: str
     name: str
@@ -38,9 +44,15 @@ class Outcome:
 
     @property
     def worth_keeping(self) -> bool:
+        """Return whether the models should be saved."""
         return bool(self.kind)
 
     def counts(self) -> Counter[str]:
+        """Count the graph.
+
+        Returns:
+            flags and kind.
+        """
         flags = {
             "rewritten": self.rewritten,
             "false": self.kind in FALSE,
@@ -51,9 +63,18 @@ class Outcome:
 
 
 def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """Whether anything that computes differs."""
+    """Compare everything that computes.
+
+    Returns:
+        true if something differs.
+    """
 
     def essence(m: onnx.ModelProto) -> list[bytes]:
+        """Serialize the parts that compute.
+
+        Returns:
+            bytes of each.
+        """
         parts = [*m.graph.node, *m.graph.initializer, *m.functions, *m.opset_import]
         return [p.SerializeToString(deterministic=True) for p in parts]
 
@@ -61,7 +82,11 @@ def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def attack(job: tuple[int, int, tuple[str, ...], int]) -> Outcome:
-    """(seed, index, families, inputs) -> the outcome; the same one in every process."""
+    """Run one job (seed, index, families, inputs).
+
+    Returns:
+        the outcome, the same in every process.
+    """
     seed, index, names, inputs = job
     try:
         case = generate(seed, index, names)
@@ -82,7 +107,11 @@ def _late(*_: object) -> None:
 
 
 def outcome_of(case: Case, index: int, rng: np.random.Generator, inputs: int = 12) -> Outcome:
-    """Optimizes and judges one case."""
+    """Optimize and judge one case.
+
+    Returns:
+        the outcome.
+    """
     import normdeploy
 
     result = Outcome(case.family, case.name, index, case.honest)
@@ -92,7 +121,8 @@ def outcome_of(case: Case, index: int, rng: np.random.Generator, inputs: int = 1
         made = normdeploy.optimize(given)
     except TimeoutError:
         raise
-    except Exception as error:  # whatever it is: a valid graph was given
+    # Any exception counts, because the graph is valid.
+    except Exception as error:
         result.kind, result.detail, result.before = "error", f"{type(error).__name__}: {error}", case.model
         return result
     done = [f for f in made.summary.findings if f.status in ("fused", "folded")]

@@ -1,7 +1,10 @@
-"""Norms as the world's exporters write them, and what becomes of each in this project and in other tools.
+"""Norms as other exporters write them, and their outcome in this project and in other tools.
 
-python -m benchmarks.corpus write FOLDER              # export everything (minutes)
-python -m benchmarks.corpus run FOLDER                # this project
-python -m benchmarks.corpus run FOLDER --tools ...    # other tools, each in a process of its own (--python: where they
-are installed) python -m benchmarks.corpus table FOLDER              # results/corpus.json, results/corpus.md
+    python -m benchmarks.corpus write FOLDER              # export everything (minutes)
+    python -m benchmarks.corpus run FOLDER                # this project
+    python -m benchmarks.corpus run FOLDER --tools ...    # other tools, each in a separate process (--python: the
+                                                          # interpreter that has them)
+    python -m benchmarks.corpus table FOLDER              # results/corpus.json, results/corpus.md
+
+``run`` stores its rows in FOLDER.
 """

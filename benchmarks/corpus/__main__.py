@@ -1,4 +1,4 @@
-"""The command line of the corpus (see the package's docstring)."""
+"""Command line of the corpus (see the package's docstring)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(folder: Path, every: int) -> None:
 
 
 def run(folder: Path, tools: list[str], python: str) -> None:
-    """Measure this project, or other tools, on the files in ``folder``; the rows go beside them."""
+    """Measure this project, or other tools, on the files in ``folder``, and write the rows there."""
     entries = from_json((folder / MANIFEST).read_text())
     paths = [(e, folder / f"{e.name}.onnx", folder / f"{e.reference}.onnx" if e.reference else None) for e in entries]
     if not tools:
@@ -48,7 +48,8 @@ def run(folder: Path, tools: list[str], python: str) -> None:
 def _measured(entry: Entry, path: Path, reference: Path | None) -> Row:
     try:
         row = measured(entry, onnx.load(path), onnx.load(reference) if reference else None)
-    except Exception:  # a crash of ours is a result, too
+    # A crash of ours is also a result.
+    except Exception:
         row = Row(entry.name, "normdeploy", False, False, (f"crash: {traceback.format_exc(limit=-2)}",))
     if row.faults:
         print(row.name, *row.faults, row.became, *row.reasons, sep=" | ", flush=True)
@@ -61,6 +62,7 @@ def _save(path: Path, rows: list[Row]) -> None:
 
 
 def main() -> None:
+    """Run one stage."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus")
     stages = parser.add_subparsers(dest="stage", required=True)
     for name in ("write", "run", "table"):

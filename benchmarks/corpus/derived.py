@@ -1,7 +1,6 @@
-"""Files that went through another tool before they came here: half precision in parts, and onnxruntime's offline
-optimizer.
+"""Files that another tool changed first: partial half precision, and onnxruntime's offline optimizer.
 
-Both are made of torch's files, by tools that come with onnxruntime.
+Both are made from torch's files, by tools that come with onnxruntime.
 """
 
 from __future__ import annotations
@@ -18,14 +17,20 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from .entry import Entry, nodes
 
-_KEPT_WIDE = {  # what people keep in float32 of a model in half precision
+# Ops that people keep in float32 in a half-precision model.
+_KEPT_WIDE = {
     "statistics wide": ["ReduceMean", "ReduceSum", "Pow", "Sqrt", "Div", "Reciprocal"],
     "all half": [],
 }
 
 
 def derived(files: Iterable[tuple[Entry, onnx.ModelProto]]) -> Iterator[tuple[Entry, onnx.ModelProto]]:
-    """Of every fifth float32 file one in mixed precision, and of another fifth one as onnxruntime leaves it."""
+    """Yield a mixed-precision file for every fifth float32 file, and the file of onnxruntime's optimizer for another
+    fifth.
+
+    Yields:
+        entries and files.
+    """
     for number, (entry, proto) in enumerate(files):
         if entry.dtype != "float32" or entry.lookalike:
             continue
@@ -39,9 +44,11 @@ def _mixed(entry: Entry, proto: onnx.ModelProto, number: int) -> tuple[Entry, on
     keep_io = number % 3 != 0
     try:
         half = convert_float_to_float16(proto, keep_io_types=keep_io, op_block_list=_KEPT_WIDE[words])
-        OnnxModel(half).topological_sort()  # the Casts stand at the end
+        # The Casts are at the end.
+        OnnxModel(half).topological_sort()
         onnx.checker.check_model(half, full_check=True)
-    except Exception as error:  # it gets some graphs wrong
+    # The converter gets some graphs wrong.
+    except Exception as error:
         print(f"float16 conversion of {entry.name}: {type(error).__name__}: {str(error)[:80]}")
         return None
     name = f"{entry.name}-{words.replace(' ', '_')}{'-float_io' if keep_io else ''}"

@@ -1,4 +1,4 @@
-"""One file of the corpus: who wrote it, what it takes, what should become of it."""
+"""Describe one file of the corpus: its exporter, its inputs, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -19,8 +19,17 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """``expect`` is as in ``models.case.Case``; ``shapes`` holds the inputs' concrete shapes, at each size that the
-    file is tried at."""
+    """One file.
+
+    Attributes:
+        expect: as in ``models.case.Case``.
+        lookalike: must be refused, or (with an ``expect``) a trap that may be rewritten only to that.
+        shapes: the inputs' concrete shapes, for each size that the file is tried at.
+        highs: integer inputs are drawn below these.
+        survivors: an inner tensor of the norm has other readers, so that reductions stay.
+        limit: number of nodes after the exporter's own optimizer.
+        reference: file that this one was made from, and must equal.
+    """
 
     name: str
     exporter: str
@@ -29,22 +38,28 @@ class Entry:
     dynamic: bool
     dtype: str
     expect: tuple[str, ...]
-    lookalike: bool  # to be refused, or (with an ``expect``) a trap: to be rewritten only so
+    lookalike: bool
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
-    highs: tuple[int, ...] = ()  # integer inputs are drawn below these
-    survivors: bool = False  # an inner tensor of the norm is used elsewhere, so that reductions stay
-    limit: int | None = None  # nodes of the same model as its exporter's own optimizer leaves it
-    reference: str = ""  # the file that this one was made of, and must equal
+    highs: tuple[int, ...] = ()
+    survivors: bool = False
+    limit: int | None = None
+    reference: str = ""
 
     @property
     def expressible(self) -> bool:
+        """Return whether standard ONNX can express the norms."""
         return bool(self.expect)
 
     def feeds(self, proto: onnx.ModelProto) -> Iterator[dict[str, np.ndarray]]:
-        """Inputs: random at each size, small ones (where epsilon counts) and zeros (where it must have survived)."""
+        """Yield inputs: random ones at each size, small ones (for which epsilon matters) and zeros (for which it must
+        have survived).
+
+        Yields:
+            name -> array.
+        """
         for number, shapes in enumerate(self.shapes):
             yield self._feeds(proto, shapes, number, 1.0)
-        # 1e-4 squared is nothing in half precision: what comes out then hangs on where a runtime rounds
+        # 1e-4 squared is zero in half precision; the result would then depend on the runtime's rounding.
         yield self._feeds(proto, self.shapes[0], 7, 1e-4 if self.dtype == "float32" else 1e-2)
         yield self._feeds(proto, self.shapes[0], 8, 0.0)
 
@@ -63,11 +78,20 @@ class Entry:
 
 
 def as_json(entries: Iterable[Entry]) -> str:
+    """Serialize entries.
+
+    Returns:
+        JSON text.
+    """
     return json.dumps([dataclasses.asdict(e) for e in entries], indent=1)
 
 
 def from_json(text: str) -> list[Entry]:
-    """Entries as ``as_json`` or a foreign writer wrote them."""
+    """Parse entries that ``as_json`` or a foreign writer wrote.
+
+    Returns:
+        entries.
+    """
     return [Entry(**{k: _tuples(v) for k, v in line.items()}) for line in json.loads(text)]
 
 
@@ -76,7 +100,11 @@ def _tuples(value: object) -> object:
 
 
 def foreign() -> Iterator[tuple[Entry, onnx.ModelProto]]:
-    """The files that other frameworks' exporters wrote, kept beside their writers."""
+    """Yield the files that other frameworks' exporters wrote, stored next to their writers.
+
+    Yields:
+        entries and files.
+    """
     for path in sorted(FOREIGN.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             for entry in from_json(archive.read(MANIFEST).decode()):
@@ -84,6 +112,9 @@ def foreign() -> Iterator[tuple[Entry, onnx.ModelProto]]:
 
 
 def nodes(proto: onnx.ModelProto) -> int:
-    """Nodes of the main graph; constants are not counted, and a BatchNormalization as the scale and the shift that it
-    is."""
+    """Count the nodes of the main graph, without constants; a BatchNormalization counts as its scale and its shift.
+
+    Returns:
+        number of nodes.
+    """
     return sum(1 + (n.op_type == "BatchNormalization") for n in proto.graph.node if n.op_type != "Constant")

@@ -1,5 +1,6 @@
-"""A file in float64, run by onnx's own reference evaluator: the truth of the corpus, which shares no code with the
-project."""
+"""Run a file in float64 with onnx's own reference evaluator: the ground truth of the corpus, which shares no code with
+the project.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from torch.nn import functional
 
 
 class GlobalMaxPool(OpRun):
-    """onnx's own (1.23) drops the reduced axes of an input of rank 3."""
+    """Replacement for onnx's own (1.23), which drops the reduced axes of an input of rank 3."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
 class ConvTranspose(OpRun):
-    """onnx's own (1.23) can't do groups."""
+    """Replacement for onnx's own (1.23), which can't do groups."""
 
     def _run(self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **attributes: Any) -> tuple[np.ndarray]:
         spatial = x.ndim - 2
@@ -50,10 +51,13 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 
 
 def outputs(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], rounded: bool = False) -> list[np.ndarray]:
-    """The outputs in float64, integers as they are.
+    """Run a file in float64.
 
-    ``rounded``: a number that the file casts to a narrower type is what that type holds: an epsilon of 1e-12 is zero in
-    float16.
+    Args:
+        rounded: round numbers that the file casts to a narrower type; an epsilon of 1e-12 is zero in float16.
+
+    Returns:
+        outputs in float64, integers unchanged.
     """
     wide = {
         k: v.astype(np.float64) if v.dtype.kind == "f" or v.dtype == ml_dtypes.bfloat16 else v for k, v in feeds.items()
@@ -64,7 +68,11 @@ def outputs(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], rounded: bo
 
 
 def widened(proto: onnx.ModelProto, rounded: bool = False) -> onnx.ModelProto:
-    """A copy whose floating tensors are float64 throughout: weights, constants, Casts, inputs and outputs."""
+    """Convert all floating tensors to float64: weights, constants, Casts, inputs and outputs.
+
+    Returns:
+        the copy.
+    """
     wide = onnx.ModelProto()
     wide.CopyFrom(proto)
     if rounded:
@@ -76,7 +84,7 @@ def widened(proto: onnx.ModelProto, rounded: bool = False) -> onnx.ModelProto:
 
 
 def _round_constants(proto: onnx.ModelProto) -> None:
-    """Casts of constants, done in their own types."""
+    """Compute Casts of constants in their own types."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
     types |= {t.name: t.data_type for t in graph.initializer}
@@ -129,7 +137,8 @@ def _widen(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
                     else np.array(attribute.floats, np.float64)
                 )
                 attribute.CopyFrom(onnx.helper.make_attribute("value", numpy_helper.from_array(np.asarray(values))))
-        if node.op_type == "GroupNormalization":  # its function body rounds the statistics to float32 otherwise
+        # Its function body would round the statistics to float32.
+        if node.op_type == "GroupNormalization":
             kept = [a for a in node.attribute if a.name != "stash_type"]
             del node.attribute[:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("stash_type", TensorProto.DOUBLE)])

@@ -1,12 +1,12 @@
-"""What became of a file: is each norm one node, and are the numbers right?
+"""Judge a result: is each norm one node, and are the numbers right?
 
-**Numbers.** An output may be off from the float64 truth by max(2·e, 64u·max|y|): e is what the original file is off by
-in the same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ)
-(``rewriting.rounding_verdicts``) for
-the corpus's inputs, which stay within 7σ. Where the original is not finite, any number is as good. bfloat16, which
-onnxruntime's CPU provider can't run, is evaluated exactly: what is left are the roundings of folded parameters,
-4u·max|y|. An epsilon that a Cast to half precision makes zero may be kept or be zero: the project keeps it, tools that
-fold the Cast do not; either is right if the rest is.
+**Numbers.** An output may differ from the float64 truth by max(2·e, 64u·max|y|). e is the original file's error in the
+same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ) (``rewriting.rounding_verdicts``)
+for the corpus's inputs, which stay within 7σ. If the original is not finite, any number passes.
+
+onnxruntime's CPU provider can't run bfloat16, so it is evaluated exactly; only the roundings of folded parameters
+remain, 4u·max|y|. An epsilon that a Cast to half precision makes zero may be kept or be zero: this project keeps it,
+and tools that fold the Cast do not. Either is right if the rest is.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "mixed":
 
 
 def fits(entry: Entry, proto: onnx.ModelProto, original: onnx.ModelProto | None = None) -> bool:
-    """Whether every norm of an expressible entry is in ``proto`` the standard node that it should be, or folded away.
+    """Check that every norm of an expressible entry is its expected standard node in ``proto``, or folded away.
 
-    No op of another domain may have come in; what the original holds (onnxruntime's FusedConv) may stay, if it is no
-    norm.
+    No op of another domain may have been added. Such ops of the original (onnxruntime's FusedConv) may stay, unless
+    they are norms.
+
+    Returns:
+        true if all norms fit.
     """
     nodes = [n for n in proto.graph.node if n.op_type != "Constant"]
     held = {n.op_type for n in original.graph.node if "Norm" not in n.op_type} if original is not None else set()
@@ -46,8 +49,9 @@ def fits(entry: Entry, proto: onnx.ModelProto, original: onnx.ModelProto | None 
 
 
 def _scales(entry: Entry, proto: onnx.ModelProto) -> bool:
-    """Whether a batch norm is still spelled out: more than a scale and a shift for each, or a scale behind a linear op
-    of its own."""
+    """Check if a batch norm is still spelled out: more than a scale and a shift for each, or a scale after its own
+    linear op.
+    """
     constant, scalars, readers = _constants(proto)
     makers = {o: n for n in proto.graph.node for o in n.output}
     steps = 0
@@ -62,12 +66,13 @@ def _scales(entry: Entry, proto: onnx.ModelProto) -> bool:
             weights = [i for i in maker.input if i in constant]
             if weights and all(readers[w] == 1 for w in weights):
                 return True
-        steps += not (behind and node.op_type == "Add")  # a MatMul's bias
+        # A MatMul's bias.
+        steps += not (behind and node.op_type == "Add")
     return steps > 2 * entry.expect.count("folded")
 
 
 def _constants(proto: onnx.ModelProto) -> tuple[set[str], set[str], dict[str, int]]:
-    """Tensors that are constant, those of them that hold one number, and how many nodes read each tensor."""
+    """Return the constant tensors, those of them with one number, and the number of nodes that read each tensor."""
     scalars = {t.name for t in proto.graph.initializer if np.prod(t.dims) == 1}
     constant = {t.name for t in proto.graph.initializer}
     readers: dict[str, int] = {}
@@ -86,7 +91,7 @@ def _constants(proto: onnx.ModelProto) -> tuple[set[str], set[str], dict[str, in
 
 
 class Truth:
-    """The inputs of an entry, the float64 outputs of its original file, and how far that file itself is off."""
+    """Inputs of an entry, the float64 outputs of its original file, and that file's own error."""
 
     def __init__(self, entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> None:
         self.entry = entry
@@ -100,7 +105,11 @@ class Truth:
         return exact.outputs(proto, feeds) if self.entry.dtype == "bfloat16" else run(proto, feeds)
 
     def error(self, proto: onnx.ModelProto) -> tuple[float, float]:
-        """(error, bound) of the output that is worst against its bound; (inf, 0) where it has another shape."""
+        """Run a file and compare.
+
+        Returns:
+            (error, bound) of the output that is worst relative to its bound; (inf, 0) if a shape differs.
+        """
         got = [self._run(proto, f) for f in self.feeds]
         return min((self._worst(got, truths) for truths in self.exact), key=lambda pair: pair[0] / (pair[1] or 1e-300))
 
@@ -124,13 +133,17 @@ class Truth:
         off = np.where(np.isfinite(got), np.abs(got - truth), np.inf)[judged]
         own = float(np.abs(before - truth)[judged].max())
         multiple = 4 if self.entry.dtype == "bfloat16" else 64
-        # what is zero exactly may come out as the rounding of the numbers around it
+        # An exact zero may come out as the rounding of the numbers around it.
         bound = max(2 * own, multiple * _UNIT[self.entry.dtype] * scale, float(np.finfo(np.float32).tiny))
         return float(off.max()), bound
 
 
 def run(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """onnxruntime's CPU provider, its optimizer off."""
+    """Run a file in onnxruntime's CPU provider with its optimizer off.
+
+    Returns:
+        outputs.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -141,13 +154,23 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndar
 
 
 def valid(proto: onnx.ModelProto) -> str:
-    """Why onnx's checker refuses the file, "" where it does not."""
+    """Check a file with onnx's checker.
+
+    Returns:
+        the reason for a refusal, or "".
+    """
     try:
         onnx.checker.check_model(proto, full_check=True)
-    except Exception as error:  # the checker and shape inference share no base class
+    # The checker and shape inference share no base class.
+    except Exception as error:
         return " ".join(str(error).split())[:160]
     return ""
 
 
 def ops(proto: onnx.ModelProto) -> Sequence[str]:
+    """List the op types of the main graph without Constant.
+
+    Returns:
+        op types.
+    """
     return [n.op_type for n in proto.graph.node if n.op_type != "Constant"]

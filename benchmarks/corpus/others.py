@@ -1,4 +1,4 @@
-"""Other optimizers over the corpus, each in a process of its own with a time limit for each file."""
+"""Run other optimizers over the corpus, each in a separate process with a time limit per file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from .entry import Entry, nodes
 from .judge import Truth, fits, ops, valid
 from .ours import Row
 
-SECONDS = 60.0  # for one file; the slowest that ends needs two
+# For one file; the slowest that ends needs two.
+SECONDS = 60.0
 _WORKER = Path(__file__).with_name("worker.py")
 
 
 class Worker:
-    """A process that runs one tool on one file after another, and is started again when it dies or hangs."""
+    """Process that runs one tool on one file after another, and is restarted when it dies or hangs."""
 
     def __init__(self, python: str, tool: str) -> None:
         self.python, self.tool = python, tool
@@ -46,7 +47,7 @@ class Worker:
         self.version = self._answer()
 
     def _answer(self) -> str:
-        """The next line, "crash ..." where none comes."""
+        """Return the next line, or "crash ..." if none comes."""
         assert self._process.stdout is not None
         line = b""
         with selectors.DefaultSelector() as ready:
@@ -63,7 +64,11 @@ class Worker:
         return line.decode().strip().splitlines()[-1]
 
     def run(self, source: Path, target: Path) -> str:
-        """ "ok", "error ..." (the tool raised) or "crash ..." (it took its process with it, or did not end)."""
+        """Optimize one file.
+
+        Returns:
+            "ok", "error ..." (the tool raised) or "crash ..." (it crashed its process, or did not end).
+        """
         if self._process.poll() is not None:
             self._start()
         assert self._process.stdin is not None
@@ -79,7 +84,11 @@ class Worker:
 
 
 def run(python: str, tool: str, files: Sequence[tuple[Entry, Path, Path | None]]) -> Iterator[Row]:
-    """``tool`` on every file (with the file that is its reference); nothing where it is not installed."""
+    """Run ``tool`` on every file; each has an optional reference file. Yields nothing if the tool is not installed.
+
+    Yields:
+        rows.
+    """
     with Worker(python, tool) as worker, Judges() as judges, tempfile.TemporaryDirectory() as folder:
         if not worker.version.startswith("version "):
             print(f"{tool}: {worker.version}")
@@ -99,7 +108,7 @@ def run(python: str, tool: str, files: Sequence[tuple[Entry, Path, Path | None]]
 
 
 class Judges:
-    """A process that judges results: onnxruntime may die of what a tool wrote."""
+    """Process that judges results, because a tool's output may crash onnxruntime."""
 
     def __init__(self) -> None:
         self._pool = self._new()
@@ -108,6 +117,11 @@ class Judges:
         return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
     def row(self, entry: Entry, name: str, path: Path, target: Path, reference: Path | None) -> Row | str:
+        """Judge one result.
+
+        Returns:
+            the row, or the reason for a crash.
+        """
         try:
             return self._pool.submit(_row, entry, name, path, target, reference).result()
         except BrokenProcessPool:
@@ -128,13 +142,15 @@ def _row(entry: Entry, name: str, path: Path, target: Path, reference: Path | No
     error, bound = 0.0, 1.0
     try:
         truth = Truth(entry, original, onnx.load(reference) if reference else None)
-    except Exception:  # onnxruntime can't run the original
+    # onnxruntime can't run the original.
+    except Exception:
         truth = None
     if truth is not None and entry.dtype != "bfloat16":
         try:
             error, bound = truth.error(result)
             faults += [f"wrong: off by {error:.2g}, allowed {bound:.2g}"] if error > bound else []
-        except Exception as e:  # onnxruntime's errors share no base class
+        # onnxruntime's errors share no base class.
+        except Exception as e:
             faults.append(f"crash: can't be run: {type(e).__name__}: {' '.join(str(e).split())[:120]}")
     fused = not faults and fits(entry, result, original)
     became = " ".join(o for o in ops(result) if o in NORMS)

@@ -1,4 +1,4 @@
-"""This project on one file of the corpus: fused, refused, never worse, the same a second time."""
+"""Test this project on one file of the corpus: fused, refused, never worse, and the same a second time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ from .judge import Truth, fits, ops, valid
 
 @dataclass(frozen=True)
 class Row:
-    """What a tool made of one file. ``faults`` is empty where all is as promised."""
+    """Result of a tool for one file.
+
+    Attributes:
+        was: every norm was a standard node in the file already.
+        fused: every norm is a standard node in the result.
+        faults: broken promises; empty if there are none.
+        before: number of nodes.
+        after: number of nodes.
+    """
 
     name: str
     tool: str
-    was: bool  # every norm was a standard node in the file already
-    fused: bool  # and is in the result
+    was: bool
+    fused: bool
     faults: tuple[str, ...]
     error: float = 0.0
     bound: float = 0.0
-    before: int = 0  # nodes
+    before: int = 0
     after: int = 0
     became: str = ""
     reasons: tuple[str, ...] = ()
@@ -35,8 +43,12 @@ class Row:
 
 
 def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Row:
-    """``normdeploy.rewriting.norm_optimizer.optimize_norms`` on the file, then ``simplify``, with everything that is
-    promised of them."""
+    """Run ``normdeploy.rewriting.norm_optimizer.optimize_norms`` and ``simplify`` on the file, and check everything
+    they promise.
+
+    Returns:
+        the row.
+    """
     start = time.perf_counter()
     result, summary = optimize_norms(original)
     seconds = time.perf_counter() - start
@@ -45,7 +57,7 @@ def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto
     rewritten = [f for f in summary.findings if f.status in ("fused", "folded")]
     if entry.expressible and not fused:
         faults.append("missed")
-    # a scale and shift may stand behind any norm, and what constants alone feed is computed whatever it is
+    # A scale and shift may follow any norm, and nodes that depend on constants alone are computed.
     if not entry.expressible and any(f.kind != "scale and shift" and f.became != COMPUTED for f in rewritten):
         faults.append("a lookalike was rewritten")
     faults += [f"undone: {f.reason}" for f in summary.findings if f.status == "undone"]
@@ -60,7 +72,8 @@ def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto
     final = simplify(result).proto
     limit = nodes(original) if entry.limit is None else entry.limit
     grouped = sum(n.op_type == "GroupNormalization" for n in original.graph.node)
-    limit += 4 * grouped  # by default each becomes five nodes that onnxruntime has kernels for
+    # By default each becomes five nodes that onnxruntime has kernels for.
+    limit += 4 * grouped
     if nodes(final) > limit:
         faults.append(f"{nodes(final)} nodes, {limit} as its exporter leaves it")
     error, bound = 0.0, 1.0
@@ -69,7 +82,8 @@ def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto
         error, bound = max((truth.error(result), truth.error(final)), key=lambda pair: pair[0] / (pair[1] or 1e-300))
         if error > bound:
             faults.append(f"off by {error:.2g}, allowed {bound:.2g}")
-    except Exception as e:  # onnxruntime's errors share no base class
+    # onnxruntime's errors share no base class.
+    except Exception as e:
         faults.append(f"can't be run: {type(e).__name__}: {' '.join(str(e).split())[:160]}")
     return Row(
         entry.name,

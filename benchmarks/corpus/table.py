@@ -1,4 +1,4 @@
-"""The rows of all tools as one table: ``benchmarks/results/corpus.md`` and ``corpus.json``."""
+"""Write the rows of all tools as one table: ``benchmarks/results/corpus.md`` and ``corpus.json``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ anybody.
 
 
 def write(folder: Path) -> None:
-    """Read the rows in ``folder``, write both files."""
+    """Read the rows in ``folder`` and write both files."""
     entries = from_json((folder / MANIFEST).read_text())
     rows = {p.stem.removeprefix("rows-"): json.loads(p.read_text()) for p in sorted(folder.glob("rows-*.json"))}
     ours = {r["name"]: r for r in rows.pop("normdeploy")}

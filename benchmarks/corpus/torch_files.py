@@ -1,6 +1,7 @@
-"""The models of ``models`` through torch's two exporters: dynamo (with and without its optimizer) and TorchScript's.
+"""Export the models of ``models`` with torch's two exporters: dynamo (with and without its optimizer) and
+TorchScript's.
 
-Every model goes through each exporter once, at an opset, a type and with dims that are drawn for it.
+Every model goes through each exporter once, with a random opset, type and choice of dynamic dims.
 """
 
 from __future__ import annotations
@@ -28,17 +29,27 @@ _NARROW = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 def cases() -> list[Case]:
+    """List the models.
+
+    Returns:
+        cases.
+    """
     return [*registry.CASES, *registry.SPELLINGS, *registry.SMALL, *registry.LOOKALIKES]
 
 
 def written(chosen: list[Case]) -> Iterator[tuple[Entry, onnx.ModelProto]]:
-    """The files of every case; one that an exporter can't write is left out."""
+    """Yield the files of every case, except those that an exporter can't write.
+
+    Yields:
+        entries and files.
+    """
     for case in chosen:
         draw = random.Random(case.name)
         for files in (_dynamo, _script):
-            # a half-precision constant may be zero where a float32 one is not: then a lookalike is a norm
+            # A half-precision constant may be zero when a float32 one is not; then a lookalike is a norm.
             dtype = draw.choice(_DTYPES) if case.expect and not case.reason else "float32"
-            if dtype == "bfloat16" and files is _script:  # what it writes then is no valid ONNX
+            # TorchScript's exporter writes invalid ONNX for it.
+            if dtype == "bfloat16" and files is _script:
                 dtype = "float16"
             dynamic = case.dynamic and (bool(case.reason) or draw.random() < 0.5)
             try:
@@ -47,7 +58,8 @@ def written(chosen: list[Case]) -> Iterator[tuple[Entry, onnx.ModelProto]]:
                     made = list(files(case, draw, dtype, dynamic))
                 for _, proto in made:
                     onnx.checker.check_model(proto, full_check=True)
-            except Exception as error:  # exporters raise anything
+            # Exporters raise any exception.
+            except Exception as error:
                 print(
                     f"{files.__name__[1:]} can't write {case.name} ({dtype}): {type(error).__name__}:"
                     f" {str(error)[:100]}"

@@ -1,10 +1,10 @@
-"""Runs one other optimizer over files; a process of its own, because it may crash or hang, in an environment that need
+"""Run another optimizer over files, in a separate process because it may crash or hang, and in an environment that need
 not have normdeploy.
 
     python worker.py TOOL
 
-First it prints "version <text>", or "not installed: <why>" and ends. Then for each line "input<TAB>output" on stdin it
-writes the optimized file and prints "ok", or "error <text>".
+First it prints "version <text>", or prints "not installed: <why>" and ends. Then, for each line "input<TAB>output" on
+stdin, it writes the optimized file and prints "ok" or "error <text>".
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ _SCRATCH = os.path.join(tempfile.gettempdir(), f"corpus-{os.getpid()}.onnx")
 
 
 def onnxsim() -> tuple[str, Optimizer]:
+    """Load onnxsim.
+
+    Returns:
+        its version and function.
+    """
     import onnxsim
 
     return f"onnxsim {version('onnxsim')}", lambda proto: onnxsim.simplify(proto)[0]
 
 
 def onnxslim() -> tuple[str, Optimizer]:
+    """Load onnxslim.
+
+    Returns:
+        its version and function.
+    """
     import onnxslim
 
     return f"onnxslim {version('onnxslim')}", onnxslim.slim
@@ -55,6 +65,11 @@ def _onnxruntime(level: str) -> tuple[str, Optimizer]:
 
 
 def onnxscript() -> tuple[str, Optimizer]:
+    """Load onnxscript's optimizer and norm rules.
+
+    Returns:
+        version and function.
+    """
     import onnxscript.optimizer
     import onnxscript.rewriter
     from onnxscript.rewriter.rules.fusion import _layer_norm, _rms_normalization
@@ -68,6 +83,11 @@ def onnxscript() -> tuple[str, Optimizer]:
 
 
 def transformers() -> tuple[str, Optimizer]:
+    """Load onnxruntime's transformer optimizer.
+
+    Returns:
+        version and function.
+    """
     import onnxruntime
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -91,7 +111,9 @@ TOOLS: dict[str, Callable[[], tuple[str, Optimizer]]] = {
 
 
 def main(tool: str) -> None:
-    answers = sys.stdout  # tools print what they like
+    """Load a tool and optimize the files named on stdin."""
+    # Tools print to standard output.
+    answers = sys.stdout
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     try:
@@ -106,7 +128,8 @@ def main(tool: str) -> None:
             with contextlib.redirect_stdout(io.StringIO()):
                 onnx.save(optimize(onnx.load(source)), target)
             answer = "ok"
-        except Exception as error:  # a tool raises anything
+        # A tool may raise any exception.
+        except Exception as error:
             answer = f"error {type(error).__name__}: {' '.join(str(error).split())[:160]}"
         print(answer, file=answers, flush=True)
 

@@ -1,12 +1,12 @@
-"""What the driver of a fleet costs: a second run of 300 models for 6 targets, one changed model, 10,000 models.
+"""Measure the cost of the fleet's driver: a second run of 300 models for 6 targets, one changed model, 10,000 models.
 
     python -m benchmarks.fleet
-    python -m benchmarks.fleet --bucket    # the second table alone, with the libraries of make test-clusters
-    python -m benchmarks.fleet --first COMMIT    # the third: first runs in a bucket, beside that commit's
+    python -m benchmarks.fleet --bucket    # only the second table, with the libraries of make test-clusters
+    python -m benchmarks.fleet --first COMMIT    # the third: first runs in a bucket, compared with that commit's
 
-The steps are a stand-in's (`tests.fleet.toy`), which takes milliseconds: what is measured is the driver. The largest
-fleets are simulated: a pool that writes each step's record at once, without a process. The bucket is a stand-in too
-(`benchmarks.fleet.bucket`), which answers each question 20 ms late. Writes `benchmarks/results/fleet.md`.
+The steps run a stand-in (`tests.fleet.toy`) that takes milliseconds, so that the driver is measured. The largest fleets
+are simulated: a pool writes each step's record at once, without a process. The bucket is a stand-in too
+(`benchmarks.fleet.bucket`), which delays each answer by 20 ms. Writes `benchmarks/results/fleet.md`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ HERE = """# The driver of a fleet
 once. Each run is a process of its own; ms is the whole run's time for each of its steps, peak its memory.
 """
 FAR = "## In a bucket"
-LATE = 20  # milliseconds
+# Milliseconds.
+LATE = 20
 ABOUT_FAR = f"""`python -m benchmarks.fleet --bucket`: the store is a bucket of S3's kind on this machine, which answers
 each question {LATE} ms late, many at a time. What it holds was written by a first run into a folder."""
 FIRSTS = "## First runs in a bucket"
-FIRST, PAIRS = 12, 5  # models; runs of each
+# Models, and runs of each.
+FIRST, PAIRS = 12, 5
 HEADS = "| fleet | cells | steps run | from the store | seconds | of them CPU | ms a step | peak MB |"
 HEADS_OF_FIRSTS = "| steps are run by | steps | s before | s now | before / now | CPU s before | CPU s now |"
 BUCKET = "far"
@@ -74,20 +76,26 @@ CHECKSUMS = ("REQUEST_CHECKSUM_CALCULATION", "RESPONSE_CHECKSUM_VALIDATION")
 
 
 class Simulated:
-    """A pool whose steps end at once, each with one small output.
-
-    Args:
-        nodes: steps at a time, each in a thread, that read this machine's files from the store as nodes of a cluster
-            do; 0: one after the other in the driver's thread, which reads files.
-    """
+    """Pool whose steps end at once, each with one small output."""
 
     def __init__(self, store: StepStore, folder: Path, nodes: int = 0) -> None:
+        """Open the pool.
+
+        Args:
+            nodes: number of threads that run steps and read this machine's files from the store, as nodes of a cluster
+                do; 0 for steps one after the other in the driver's thread, which reads files.
+        """
         self.machines: Sequence[FleetMachine] = (FleetMachine.this_machine(),)
         self.size, self.shares_files = nodes or 2, not nodes
         self._store, self._folder = store, folder
         self._threads = ThreadPoolExecutor(nodes) if nodes else None
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
+        """Run a step.
+
+        Returns:
+            its record.
+        """
         if self._threads is not None:
             return self._threads.submit(self._record, task, machine)
         future: Future[StepRecord] = Future()
@@ -105,9 +113,10 @@ class Simulated:
         return self._store.commit(StepRecord(key, task.step.name, "ok", depends, outputs, stored))
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
-        """Nothing waits."""
+        """Ignore the steps, because nothing waits."""
 
     def close(self) -> None:
+        """Stop the threads."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -121,7 +130,7 @@ def _write(folder: Path, models: int, steps: str) -> Path:
 
 
 def _run(file: Path, simulated: bool, place: str | None, nodes: int = 0) -> dict[str, Any]:
-    """One run in this process: seconds, CPU seconds of the driver, steps, peak memory."""
+    """Run once in this process; return seconds, CPU seconds of the driver, steps and peak memory."""
     told = read_fleet(file)
     store = fleet_commands.open_fleet_store(told, place)
     pool = (
@@ -148,7 +157,7 @@ def _run(file: Path, simulated: bool, place: str | None, nodes: int = 0) -> dict
 def _measured(
     file: Path, *, simulated: bool = False, place: str = "", nodes: int = 0, root: Path | None = None
 ) -> dict[str, Any]:
-    """A run in a process of its own, as the command line is one; of the packages in ``root``, where it is given."""
+    """Run in a separate process, as the command line does; with the packages in ``root`` if it is given."""
     words = [sys.executable, "-m", "benchmarks.fleet", "--one", str(file), *(["--simulated"] if simulated else [])]
     words += [*(["--store", place] if place else []), "--nodes", str(nodes)]
     answer = subprocess.run(words, check=True, capture_output=True, text=True, cwd=root)
@@ -166,7 +175,7 @@ def _row(name: str, told: dict[str, Any]) -> str:
 
 @contextmanager
 def _far(folder: Path) -> Iterator[str]:
-    """A store's folder as a bucket that answers late: its URL."""
+    """Serve a store's folder as a bucket that answers late; yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,7 +199,8 @@ def _far(folder: Path) -> Iterator[str]:
 def _in_a_bucket() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         file = _write(Path(name), 300, '"verify", "package"')
-        _measured(file, simulated=True)  # into a folder, which the bucket shows
+        # Into a folder, which the bucket serves.
+        _measured(file, simulated=True)
         with _far(file.parent / "store") as place:
             yield _row("300 models × 6 targets again", _measured(file, place=place))
             (file.parent / "models" / "m00123.pt2").write_text("changed")
@@ -199,7 +209,7 @@ def _in_a_bucket() -> Iterator[str]:
 
 
 def _first_runs(commit: str) -> Iterator[str]:
-    """First runs in a bucket, of that commit's driver and of this one in turn."""
+    """Yield first runs in a bucket, by that commit's driver and by this one in turn."""
     with tempfile.TemporaryDirectory() as name:
         before = Path(name) / "before"
         before.mkdir()
@@ -257,6 +267,7 @@ def _table(rows: Iterable[str], heads: str = HEADS) -> str:
 
 
 def main() -> None:
+    """Write the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", type=Path)
     parser.add_argument("--simulated", action="store_true")

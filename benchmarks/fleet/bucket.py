@@ -1,9 +1,10 @@
-"""A server of S3's kind that answers late, as one far away does: its objects are the files of a folder.
+"""Server of S3's kind that answers late, like a distant one; its objects are the files of a folder.
 
     python -m benchmarks.fleet.bucket PORT FOLDER MILLISECONDS
 
-It knows what a store asks (`normdeploy.fleet.remote_backend`): GET, HEAD, PUT with ``If-None-Match: *``, DELETE, and
-lists of a prefix. No signature is read. Each answer comes ``MILLISECONDS`` after its question, many at a time.
+It supports the requests of a store (`normdeploy.fleet.remote_backend`): GET, HEAD, PUT with ``If-None-Match: *``,
+DELETE, and lists of a prefix. Signatures are ignored. Each answer comes ``MILLISECONDS`` after its request, many in
+parallel.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ BUCKET = "far"
 
 
 class Far:
+    """Bucket that answers late."""
+
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder, self._seconds = folder, seconds
 
     async def answer(self, asked: web.Request) -> web.StreamResponse:
+        """Answer a request.
+
+        Returns:
+            the response.
+        """
         data = await asked.read()
         await asyncio.sleep(self._seconds)
         bucket, _, key = asked.path.lstrip("/").partition("/")
@@ -80,6 +88,7 @@ def _error(status: int, code: str) -> web.Response:
 
 
 def main() -> None:
+    """Serve until the process is stopped."""
     port, folder, milliseconds = sys.argv[1:]
     server = web.Application(client_max_size=2**30)
     server.router.add_route("*", "/{path:.*}", Far(Path(folder), float(milliseconds) / 1000).answer)

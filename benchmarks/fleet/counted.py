@@ -1,9 +1,9 @@
-"""The stand-in for the command line of the fleet's tests, which also notes when it ran and on what.
+"""Stand-in for the command line in the fleet's tests that also records when it ran and on which inputs.
 
-It notes that beside the store, in whose work folder a step runs: so processes of Ray nodes, whose environment was set
-before any fleet was made, note it in the right place too.
+The record is next to the store, in whose work folder a step runs. So processes of Ray nodes, whose environment was set
+before any fleet was made, find the right place too.
 
-``python -m benchmarks.fleet.counted fleet run ...`` drives a fleet of it: in processes of this machine, or on a Ray
+``python -m benchmarks.fleet.counted fleet run ...`` drives a fleet with it: in processes of this machine, or on a Ray
 cluster with ``--on``.
 """
 
@@ -14,25 +14,32 @@ import sys
 import time
 from pathlib import Path
 
-RUNS = "runs.txt"  # beside the store: a line "time digest" for each execution
-READY = "ready"  # beside fleet.toml: is there when the driver has its libraries
+# Next to the store: a line "time digest" for each execution.
+RUNS = "runs.txt"
+# Next to fleet.toml: exists when the driver has its libraries.
+READY = "ready"
 
 
 def main(argv: list[str]) -> int:
-    """One step: a line "time digest" is added to the file, and the digest of all that it depends on is printed."""
+    """Run one step: add a line "time digest" to the file, and print the digest of everything that the step depends on.
+
+    Returns:
+        exit code.
+    """
     from tests.fleet import toy
 
     digest = hashlib.sha256(repr(argv).encode())
     for path in sorted(p for p in Path().rglob("*") if p.is_file() and not p.name.startswith(".")):
         digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    with open(Path.cwd().parents[2] / RUNS, "a") as file:  # the step is in STORE/work/FOLDER
+    # The step runs in STORE/work/FOLDER.
+    with open(Path.cwd().parents[2] / RUNS, "a") as file:
         file.write(f"{time.time()} {digest.hexdigest()}\n")
     print("digest", digest.hexdigest())
     return toy.main(argv)
 
 
 def drive(argv: list[str]) -> None:
-    """The command line, with this stand-in in the place of the verbs."""
+    """Run the command line with this stand-in instead of the verbs."""
     from normdeploy.cli.app import main as command
     from normdeploy.fleet import fleet_commands
     from normdeploy.fleet.fork_client import ForkClient
@@ -43,6 +50,11 @@ def drive(argv: list[str]) -> None:
     module = "benchmarks.fleet.counted"
 
     def pool(on: str, jobs: int | None, wait: float = 0.0):  # type: ignore[no-untyped-def]
+        """Make a factory of pools.
+
+        Returns:
+            function from a store to a pool.
+        """
         if on == "local":
             return lambda store: LocalPool(store, jobs or 2, ForkClient(module, ()))
         return lambda store: RayPool(store, on, WorkerSettings(module, ()))

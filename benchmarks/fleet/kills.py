@@ -1,11 +1,11 @@
-"""Kills at random moments of toy fleets: of the driver, the warm process, a step, a Ray worker, a Ray node.
+"""Kill parts of toy fleets at random moments: the driver, the warm process, a step, a Ray worker, a Ray node.
 
     python -m benchmarks.fleet.kills
 
-A fleet is driven into a store until it is complete, each drive disturbed by a kill, or by two where it goes on. After
-each drive every object must be what its name says, every record's objects must be there, and no step may have been
-begun whose record stood there already. At the end one more run must find or do all of it, leave nothing of what was
-killed, and give the manifest of a fleet that nobody disturbed, byte for byte.
+A fleet is driven into a store until it is complete. Each drive is disturbed by one kill, or by two if it continues.
+After each drive, the content of every object must match its name, and every record's objects must exist. No step may
+have been started if its record already existed. At the end one more run must find or do everything, leave nothing of
+the killed parts, and give the same manifest as an undisturbed fleet, byte for byte.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ runtime = "onnxruntime"
 [models.all]
 source = "*.pt2"
 """
-MODELS, STEPS = 3, 24  # of the fleet; its models are "slow": a step takes 0.2 s
-PER_DRIVE = 2  # kills of a drive that goes on after one; a step that is hit three times would fail
+# Of the fleet; its models are "slow": a step takes 0.2 s.
+MODELS, STEPS = 3, 24
+# Kills of a drive that continues after one; a step that is hit three times would fail.
+PER_DRIVE = 2
 LOCAL = ("driver", "warm process", "step")
 ON_RAY = ("driver on Ray", "Ray worker", "Ray node")
 SIGNALS = {
@@ -59,25 +61,32 @@ SIGNALS = {
     "Ray node": (signal.SIGKILL,),
 }
 
-# A kind of process that is never found ends a series, which would go on for ever.
+# A series ends if a kind of process is never found; else it would go on forever.
 MOST_MISSED = 20
 
 
 @dataclass
 class Tally:
-    """What was seen of one kind of kill."""
+    """Results for one kind of kill.
+
+    Attributes:
+        missed: the fleet had ended, or nothing of the kind ran at that moment.
+        fleets: driven to their end.
+    """
 
     kills: int = 0
-    missed: int = 0  # the fleet had ended, or nothing of the kind ran at that moment
+    missed: int = 0
     signals: Counter[str] = field(default_factory=Counter)
     executions: int = 0
-    fleets: int = 0  # driven to their end
+    fleets: int = 0
     broken: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a fleet that nobody disturbs: from where its driver has its libraries, and from its first step on."""
+    """Seconds of an undisturbed fleet: from the moment when its driver has its libraries, and from its first step
+    on.
+    """
 
     all: float
     steps: float
@@ -85,34 +94,47 @@ class Pace:
 
 @dataclass
 class Driven:
-    """A fleet, its store, and what drives it."""
+    """Fleet, its store, and its driver's address."""
 
     folder: Path
     address: str = "local"
 
     @property
     def store(self) -> Path:
+        """Return the folder of the store."""
         return self.folder / "store"
 
     @property
     def noted(self) -> Path:
+        """Return the file with a line for each execution."""
         return self.folder / RUNS
 
     @property
     def ready(self) -> Path:
+        """Return the file that exists when the driver has its libraries."""
         return self.folder / READY
 
     def lines(self) -> int:
-        """Executions so far."""
+        """Count the executions so far.
+
+        Returns:
+            number.
+        """
         return len(self.noted.read_text().splitlines()) if self.noted.exists() else 0
 
     def make(self) -> None:
+        """Write the fleet's files."""
         self.folder.mkdir()
         (self.folder / "fleet.toml").write_text(FLEET)
         for number in range(MODELS):
             (self.folder / f"m{number}.pt2").write_text(f"slow {number}")
 
     def start(self) -> subprocess.Popen[str]:
+        """Start the driver.
+
+        Returns:
+            the process.
+        """
         self.ready.unlink(missing_ok=True)
         words = [sys.executable, "-m", "benchmarks.fleet.counted", "fleet", "run", str(self.folder / "fleet.toml")]
         return subprocess.Popen(
@@ -125,21 +147,30 @@ class Driven:
         )
 
     def manifest(self) -> bytes:
-        """Of the last run that ended; b"" where none has."""
+        """Read the manifest of the last run that ended.
+
+        Returns:
+            its bytes; b"" if none ended.
+        """
         store = StepStore(FolderBackend(self.store))
         ended = list_runs(store)
         return (store.place.read(f"runs/{ended[-1]['id']}/manifest.jsonl") or b"") if ended else b""
 
 
 def faults(driven: Driven) -> list[str]:
-    """What must not be, whatever was killed."""
+    """List violations that no kill may cause.
+
+    Returns:
+        a text for each.
+    """
     store, found = StepStore(FolderBackend(driven.store)), []
     for path in (driven.store / "objects").glob("*/*"):
         if hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
             found.append(f"the object {path.name} is not what its name says")
     written: dict[str, float] = {}
     for path in (driven.store / "steps").glob("*/*"):
-        record = store.read_record(path.name)  # raises where it is malformed
+        # Raises if it is malformed.
+        record = store.read_record(path.name)
         if record is None or not store.has_all_outputs(record):
             found.append(f"the record {path.name} names objects that are not there")
             continue
@@ -153,7 +184,7 @@ def faults(driven: Driven) -> list[str]:
 
 
 def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster: Any, pace: Pace, kills: int) -> None:
-    """One drive with up to that many kills."""
+    """Run one drive with at most ``kills`` kills."""
     lines = driven.lines()
     driver = driven.start()
     wait_for(driver, driven.ready.exists)
@@ -161,7 +192,8 @@ def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster
     for _ in range(kills):
         if rng.random() < 0.5:
             time.sleep(rng.uniform(0, 0.9 * pace.all))
-        else:  # steps take a small part of the time, and are what is to be hit
+        # Steps take a small part of the time, and are the main target.
+        else:
             wait_for(driver, lambda: driven.lines() > lines)
             time.sleep(rng.uniform(0, 0.9 * pace.steps))
         number = rng.choice(SIGNALS[kind])
@@ -179,7 +211,8 @@ def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster
     if "Traceback" in said:
         tally.broken.append(f"{kind}: {said[-500:]}")
     if kind == "driver on Ray":
-        for _ in range(100):  # Ray ends what belongs to a driver that is gone
+        # Ray ends the processes of a dead driver.
+        for _ in range(100):
             if not ray_steps():
                 break
             time.sleep(0.1)
@@ -187,7 +220,11 @@ def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster
 
 
 def killed(kind: str, driver: subprocess.Popen[str], rng: random.Random, cluster: Any, number: signal.Signals) -> bool:
-    """Whether something of the kind was there to be killed."""
+    """Kill something of the kind.
+
+    Returns:
+        whether there was something to kill.
+    """
     if kind == "Ray node":
         cluster.remove_node(rng.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
         add_node(cluster, num_cpus=2)
@@ -200,18 +237,22 @@ def killed(kind: str, driver: subprocess.Popen[str], rng: random.Random, cluster
 
 
 def wait_for(driver: subprocess.Popen[str], there: Callable[[], bool]) -> None:
-    """Until it is there, or the driver has ended."""
+    """Wait until ``there`` returns true, or the driver has ended."""
     while not there() and driver.poll() is None:
         time.sleep(0.01)
 
 
 def complete(driven: Driven) -> bool:
-    """Whether every step has its record."""
+    """Check that every step has its record.
+
+    Returns:
+        true if it has.
+    """
     return len(list((driven.store / "steps").glob("*/*"))) == STEPS
 
 
 def finish(driven: Driven, tally: Tally, wanted: bytes) -> None:
-    """One more run, which nobody disturbs."""
+    """Run once more without kills, and check the result."""
     driver = driven.start()
     said, _ = driver.communicate(timeout=300)
     if driver.returncode:
@@ -229,7 +270,11 @@ def finish(driven: Driven, tally: Tally, wanted: bytes) -> None:
 def series(
     kinds: Sequence[str], kills: int, folder: Path, address: str, cluster: Any, rng: random.Random
 ) -> dict[str, Tally]:
-    """``kills`` kills of each kind."""
+    """Kill each kind ``kills`` times.
+
+    Returns:
+        kind -> results.
+    """
     if not kinds:
         return {}
     quiet = Driven(folder / "undisturbed", address)
@@ -261,13 +306,19 @@ def series(
 
 
 def table(tallies: dict[str, Tally], seed: int) -> str:
+    """Format the results.
+
+    Returns:
+        Markdown.
+    """
     rows = [
         f"| {kind} | {t.kills} | {', '.join(f'{n} {c}' for n, c in sorted(t.signals.items()))} | {t.fleets} |"
         f" {t.executions - STEPS * t.fleets} | {len(t.broken)} |"
         for kind, t in tallies.items()
     ]
     found = [f"\n- {kind}: {' '.join(fault.split())}" for kind, t in tallies.items() for fault in t.broken]
-    told = "".join(re.sub(r"/[\w./-]*/", "", line)[:300] for line in found)  # no folders of this machine
+    # Without folders of this machine.
+    told = "".join(re.sub(r"/[\w./-]*/", "", line)[:300] for line in found)
     return f"""# Kills of fleets
 
 `python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, each driven until it is complete, those
@@ -289,6 +340,7 @@ or a traceback of the driver's{"; those that were found:" if told else "."}
 
 
 def main() -> None:
+    """Kill all kinds and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40, help="of each kind on this machine")
     parser.add_argument("--ray-kills", type=int, default=27, help="of each kind on Ray, where all takes longer")

@@ -1,13 +1,13 @@
-"""A real fleet: twelve models and more in float32, float16 and int8 for three kinds of GPU, against the verbs
+"""Run a real fleet: at least twelve models in float32, float16 and int8 for three kinds of GPU, compared with the verbs
 called by hand.
 
     python -m benchmarks.fleet.real [--models N]
 
-Models of `models` that hold linear layers or convolutions, two that are a norm alone, and the demo's sentence encoder
-with its trained weights. Afterwards every verb is called by hand, in a process of its own and another folder, with the
-options of fleet.toml: what it writes must be the same bytes, and its exit code must say what the cell says. Of one file
-TensorRT-RTX 1.7 writes one engine or another, which differ in the numbers that it gives its own tensors; so a build by
-hand that differs is repeated, and the table tells how often. Writes `benchmarks/results/fleet_real.md`.
+The models are those of `models` that contain linear layers or convolutions, two that are a norm alone, and the demo's
+sentence encoder with its trained weights. Afterwards every verb is called by hand, in a separate process and another
+folder, with the options of fleet.toml. It must write the same bytes, and its exit code must match the cell. For one
+file TensorRT-RTX 1.7 may write different engines, which differ in the numbers that it gives its own tensors. So a build
+by hand that differs is repeated, and the table says how often. Writes `benchmarks/results/fleet_real.md`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _CAPABILITIES = ("8.6", "8.9", "12.0")
 _HEAD = '[defaults]\nsteps = ["verify"]\n[variants.fp32]\n[variants.fp16]\nexport = { precision = "fp16" }\n'
 _INT8 = '[variants.int8]\nexport = { quantize = "int8", runtime = "tensorrt-rtx" }\n'
 _SAMPLES = 32
-# of MiniLM the budget of int8 says nothing: its steps move the output by more than a quarter
+# MiniLM's budget of int8 decides nothing: its quantization steps move the output by more than a quarter.
 _JUDGED = {("minilm", "int8"): ("--metric", "cosine:0.99", "--inputs", "minilm.npz")}
-_BUILDS = 10  # by hand, until the fleet's engine comes out
+# Builds by hand, until one equals the fleet's engine.
+_BUILDS = 10
 
 
 def _chosen(count: int) -> list[Case]:
-    """Models with something to quantize, of different rows first, and two without."""
+    """Return models with something to quantize, different rows first, and two without."""
     every = {case.name: case for case in (*CASES, *SPELLINGS)}.values()
     first, others, without, rows = list[Case](), list[Case](), list[Case](), set[str]()
     for case in every:
@@ -86,10 +87,13 @@ def _write(folder: Path, count: int) -> Path:
 
 
 def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[str, str]) -> dict[str, tuple[str, int]]:
-    """Capability -> what the verbs say of it, a status and the hash of the engine, and how often it was built.
+    """Call the verbs by hand.
 
     Args:
-        engines: capability -> the hash of the fleet's engine.
+        engines: capability -> hash of the fleet's engine.
+
+    Returns:
+        capability -> status with the hash of the engine, and the number of builds.
     """
     options = {
         "fp32": (),
@@ -99,6 +103,11 @@ def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[st
     onnx = f"hand/{model}.{variant}.onnx"
 
     def call(*words: str) -> int:
+        """Run a verb.
+
+        Returns:
+            exit code.
+        """
         with open(log, "ab") as file:
             words = (sys.executable, "-P", "-m", "normdeploy", *words)
             return subprocess.run(words, cwd=folder, stdout=file, stderr=file, env=os.environ).returncode
@@ -119,7 +128,7 @@ def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[st
 
 
 def _engines(file: Path) -> dict[str, str]:
-    """Cell -> the hash of its engine in the store."""
+    """Return the hash of each cell's engine in the store."""
     from normdeploy.fleet.run_history import find_last_run, iter_run_steps
 
     store = fleet_commands.open_fleet_store(fleet_commands.read_fleet_file(file), None)
@@ -160,6 +169,7 @@ def _table(run: FleetRun, wrong: list[str], repeated: list[str], seconds: tuple[
 
 
 def main() -> None:
+    """Run the fleet and the verbs, and write the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", type=int, default=13)
     given = parser.parse_args()

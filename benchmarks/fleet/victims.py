@@ -1,4 +1,6 @@
-"""The processes of a fleet that a kill may hit: driver, warm process, step, and what runs a step on a Ray node."""
+"""Find the processes of a fleet that a kill may hit: driver, warm process, step, and the process that runs a step on a
+Ray node.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,21 @@ from normdeploy.fleet import fork_server
 
 
 def children(pid: int) -> list[int]:
-    """Any of its threads may have started them, so every process is asked for its parent."""
+    """List the children of a process. Any of its threads may have started them, so every process is asked for its
+    parent.
+
+    Returns:
+        process ids.
+    """
     return [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit() and _parent(int(e.name)) == pid]
 
 
 def ray_steps() -> list[int]:
-    """Ray's processes that run a step at this moment, on nodes that this process started."""
+    """List Ray's processes that run a step now, on nodes that this process started.
+
+    Returns:
+        process ids.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _words(int(entry.name)).startswith(b"ray::all."):
@@ -28,7 +39,11 @@ def ray_steps() -> list[int]:
 
 
 def target(kind: str, driver: int, rng: random.Random) -> int | None:
-    """A process of the kind that runs now."""
+    """Pick a running process of a kind.
+
+    Returns:
+        process id, or None if there is none.
+    """
     if kind in ("driver", "driver on Ray"):
         return driver
     if kind == "Ray worker":

@@ -1,11 +1,12 @@
-"""Everything that was never run for want of a GPU, in one command and under 25 minutes; writes one page of results.
+"""Run everything that was never run for lack of a GPU, in one command and under 25 minutes, and write one page of
+results.
 
     python -m benchmarks.gpu_day [PART …] [--again] [--out FOLDER]
 
-Each part is a command of its own, with a limit of time, whose output is kept as a log. Stopped, it goes on where it
-was: parts that passed on this commit, GPU and driver are not run again (--again: they are). Without a GPU each part
-runs up to its first call of CUDA, and the page says so: nothing of that counts as passed. Exits with 1 unless every
-part passed. Writes ``gpu_day.md``, ``gpu_day.json`` and the logs into ``benchmarks/results``, or FOLDER.
+Each part is a separate command with a time limit; its output is kept as a log. An interrupted run can be resumed: parts
+that passed with this commit, GPU and driver are not run again (--again runs them). Without a GPU each part runs up to
+its first call of CUDA, and the page says so; none of that counts as passed. Exits with 1 unless every part passed.
+Writes ``gpu_day.md``, ``gpu_day.json`` and the logs into ``benchmarks/results``, or FOLDER.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ _CHANGED = ("normdeploy", "plugins", "tests", "benchmarks", "models")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended: ``rows`` are what it wrote, ``key`` the code and the machine that it ran on."""
+    """Result of a part.
+
+    Attributes:
+        key: code and machine that it ran on.
+        rows: rows that the part wrote.
+    """
 
     part: str
     status: str
@@ -50,9 +56,18 @@ class Outcome:
 
 
 def key_of(facts: dict[str, str]) -> str:
-    """The commit, with a mark where files differ from it, the driver and the GPUs."""
+    """Identify code and machine.
+
+    Returns:
+        the commit, with a mark if files differ from it, the driver and the GPUs.
+    """
 
     def git(*arguments: str) -> str:
+        """Run git.
+
+        Returns:
+            its output.
+        """
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
     changed = git("status", "--porcelain", "--", *_CHANGED, ":!benchmarks/results")
@@ -61,10 +76,13 @@ def key_of(facts: dict[str, str]) -> str:
 
 
 def command_of(part: Part, gpu: bool, results: Path) -> list[str]:
-    """The part's command line.
+    """Build the part's command line.
+
+    Returns:
+        words.
 
     Raises:
-        FileNotFoundError: the program that it is run by is not installed.
+        FileNotFoundError: the program that runs it is not installed.
     """
     if part.program and shutil.which(part.program[0]) is None:
         raise FileNotFoundError(f"{part.program[0]} is not installed")
@@ -75,12 +93,21 @@ def command_of(part: Part, gpu: bool, results: Path) -> list[str]:
 
 
 def run(part: Part, gpu: bool, key: str, folder: Path) -> Outcome:
-    """Run one part to its end or its limit; its log and what it writes are in ``folder``."""
+    """Run one part to its end or its time limit; its log and results are in ``folder``.
+
+    Returns:
+        the outcome.
+    """
     results, log = folder / f"gpu_day.{part.name}.results", folder / f"gpu_day.{part.name}.log"
     results.unlink(missing_ok=True)
     start = time.monotonic()
 
     def ended(status: str, detail: str, rows: Sequence[dict[str, Any]] = ()) -> Outcome:
+        """Make the outcome.
+
+        Returns:
+            the outcome.
+        """
         results.unlink(missing_ok=True)
         return Outcome(part.name, status, round(time.monotonic() - start, 1), detail, key, list(rows))
 
@@ -99,7 +126,8 @@ def run(part: Part, gpu: bool, key: str, folder: Path) -> Outcome:
         )
         try:
             code = process.wait(part.seconds)
-        except BaseException as stopped:  # a limit, or Ctrl-C: nothing of it may go on
+        # A time limit or Ctrl-C; no process of the part may go on.
+        except BaseException as stopped:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if not isinstance(stopped, subprocess.TimeoutExpired):
@@ -123,12 +151,13 @@ def _rows(part: Part, results: Path) -> list[dict[str, Any]]:
 
 
 def _of_tests(file: Path) -> Iterator[dict[str, Any]]:
-    """pytest's own account of a run."""
+    """Yield the rows of pytest's report."""
     for case in ElementTree.parse(file).iter("testcase"):
         skipped, wrong = case.find("skipped"), [*case.findall("failure"), *case.findall("error")]
         told = wrong[0] if wrong else skipped
         detail = "" if told is None else told.get("message") or ""
-        if detail == "collection skipped":  # of a whole file, whose reason stands behind its place
+        # Of a whole file; the reason comes after its place.
+        if detail == "collection skipped":
             detail = str(ast.literal_eval(told.text or "()")[-1]).removeprefix("Skipped: ")
         detail = next(iter(detail.splitlines()), "")[:300]
         status = FAILED if wrong else NOT_RUN if skipped is not None else PASSED
@@ -141,7 +170,11 @@ def _counted(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def page(outcomes: Sequence[Outcome], facts: dict[str, str], key: str) -> str:
-    """Markdown: the machine, the parts, and each row that is no mere pass."""
+    """Write the page: the machine, the parts, and each row that did not simply pass.
+
+    Returns:
+        Markdown.
+    """
     missing = [part.name for part in PARTS if part.name not in {o.part for o in outcomes}]
     lines = [
         *("# The GPU day", "", "`make test-gpu`: what no machine without a GPU has shown.", ""),
@@ -168,6 +201,11 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts and write the page.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(part.name for part in PARTS))
     parser.add_argument("--again", action="store_true", help="run what passed already, too")

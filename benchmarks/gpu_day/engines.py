@@ -1,8 +1,8 @@
-"""Engines of whole models on a GPU, from the PyTorch model to the timed run: each step is a row.
+"""Build and run engines of whole models on a GPU, from the PyTorch model to the timed run; each step is a row.
 
     python -m benchmarks.gpu_day.engines RESULTS.json tensorrt|tensorrt-rtx [plugin]
 
-Where a model gives no engine the others go on. Exits with 1 where a step failed, with 3 where one could not run.
+If a model gives no engine, the others go on. Exits with 1 if a step failed, with 3 if one could not run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ Feeds = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """``status`` is "passed", "failed" or "not run"; ``detail`` the figures, or the reason."""
+    """Result of one step.
+
+    Attributes:
+        status: "passed", "failed" or "not run".
+        detail: figures, or the reason.
+    """
 
     name: str
     status: str
@@ -41,11 +46,11 @@ class Row:
 
 
 class Missing(Exception):
-    """What a step needs is not here."""
+    """Something that a step needs is not installed."""
 
 
 class Chain:
-    """The steps of one model in one precision."""
+    """Steps of one model in one precision."""
 
     def __init__(self, subject: Subject, precision: str | None, runtime: str, norm_impl: str, folder: Path) -> None:
         self.subject, self.precision, self.runtime, self.norm_impl = subject, precision, runtime, norm_impl
@@ -54,6 +59,11 @@ class Chain:
         self.net, self.args = subject.build(), subject.args(2)
 
     def steps(self) -> dict[str, Callable[[], str]]:
+        """List the steps.
+
+        Returns:
+            name -> function that returns the figures.
+        """
         more = {"runtime cache": self.runtime_cache, "EPContext": self.ep_context} if "rtx" in self.runtime else {}
         return {
             **{"export": self.export, "build": self.build, "verify": self.verify, "DLPack": self.dlpack},
@@ -61,6 +71,11 @@ class Chain:
         }
 
     def export(self) -> str:
+        """Export the model.
+
+        Returns:
+            number of norms.
+        """
         fuse = "portable" if self.norm_impl == "plugin" else "standard"
         made = normdeploy.export(
             self.net, self.args, output=self.onnx, runtime=self.runtime, fuse=fuse, precision=self.precision
@@ -69,6 +84,11 @@ class Chain:
         return f"{len(done)} norms fused or folded"
 
     def build(self) -> str:
+        """Build the engine.
+
+        Returns:
+            figures.
+        """
         capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
         targets = [".".join(map(str, capability))] if capability is not None and "rtx" in self.runtime else []
         built = normdeploy.build(
@@ -84,6 +104,14 @@ class Chain:
         return f"{built.version}: {built.bytes / 1e6:.1f} MB, {built.layers} layers{kinds}"
 
     def verify(self) -> str:
+        """Verify file and engine.
+
+        Returns:
+            the worst error.
+
+        Raises:
+            AssertionError: one is wrong.
+        """
         compared = normdeploy.verify(self.net, [self.onnx, self.engine], self.args)
         missed = [m for m in compared.not_run if m.file == self.engine.name]
         if missed:
@@ -96,7 +124,12 @@ class Chain:
         return f"error {worst.max_abs_error:.2g} of {worst.allowed:.2g} allowed ({worst.runtime}); ran in {runtimes}"
 
     def dlpack(self) -> str:
-        """Arrays on the CPU and tensors on the GPU are the same numbers, which come back where they came from."""
+        """Check that arrays on the CPU and tensors on the GPU give the same numbers, and that outputs are where the
+        inputs were.
+
+        Returns:
+            figures.
+        """
         with normdeploy.open_runner(self.engine) as runner:
             feeds = self._feeds(runner)
             here = runner.infer({name: tensor.cpu().numpy() for name, tensor in feeds.items()})
@@ -105,7 +138,12 @@ class Chain:
         return _same(here, there)
 
     def cuda_graph(self) -> str:
-        """What is replayed is what is launched, with other inputs than those that were recorded, too."""
+        """Check that a replayed graph gives the launched engine's numbers, also for inputs other than the recorded
+        ones.
+
+        Returns:
+            figures.
+        """
         with (
             normdeploy.open_runner(self.engine) as plain,
             normdeploy.open_runner(self.engine, cuda_graph=True) as graph,
@@ -117,7 +155,11 @@ class Chain:
             return _same(expected, graph.infer(feeds))
 
     def runtime_cache(self) -> str:
-        """The first run compiles, the second process finds what it compiled."""
+        """Check that the first run compiles, and that a second runner finds the result.
+
+        Returns:
+            figures.
+        """
         seconds = []
         for _ in range(2):
             start = time.perf_counter()
@@ -131,7 +173,11 @@ class Chain:
         return f"first run {seconds[0]:.2f} s, with the cache {seconds[1]:.2f} s, {cache.stat().st_size / 1e3:.0f} kB"
 
     def ep_context(self) -> str:
-        """onnxruntime's provider runs the engine in an EPContext file: the same numbers as ours."""
+        """Check that onnxruntime's provider gives our numbers for the engine in an EPContext file.
+
+        Returns:
+            figures.
+        """
         import onnxruntime
 
         try:
@@ -154,6 +200,11 @@ class Chain:
         return _same(expected, dict(zip((o.name for o in session.get_outputs()), made, strict=True)))
 
     def bench(self) -> str:
+        """Race model, file and engine.
+
+        Returns:
+            medians.
+        """
         race = normdeploy.bench([self.net, self.onnx, self.engine], self.args, rounds=30)
         if not race:
             raise AssertionError("; ".join(f"{e.runtime}: {e.reason}" for e in race.entries if e.reason))
@@ -169,7 +220,7 @@ class Chain:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Both are one engine's numbers of one input: equal to the last bit."""
+    """Check that both are equal to the last bit, as one engine's numbers for one input must be."""
     for name, value in one.items():
         a, b = (v.cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in (value, other[name]))
         if not np.array_equal(a, b, equal_nan=True):
@@ -178,7 +229,11 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def run(chain: Chain) -> list[Row]:
-    """All steps in their order; where there is no file or no engine, none of those behind."""
+    """Run all steps in order; without a file or an engine, the later ones are left out.
+
+    Returns:
+        rows.
+    """
     rows: list[Row] = []
     for step, act in chain.steps().items():
         start = time.perf_counter()
@@ -186,7 +241,8 @@ def run(chain: Chain) -> list[Row]:
             status, detail = "passed", act()
         except (Missing, RuntimeUnavailable) as reason:
             status, detail = "not run", str(reason)
-        except Exception as error:  # whatever breaks in a step is what this day is for
+        # The purpose of the day is to find everything that breaks in a step.
+        except Exception as error:
             status, detail = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         rows.append(Row(f"{chain.name}: {step}", status, round(time.perf_counter() - start, 1), detail))
         print(f"{rows[-1].name}: {status}, {detail}", flush=True)
@@ -196,6 +252,11 @@ def run(chain: Chain) -> list[Row]:
 
 
 def main(results: str, runtime: str, norm_impl: str = "native") -> int:
+    """Run all models.
+
+    Returns:
+        exit code.
+    """
     rows: list[Row] = []
     for subject in (s for s in SUBJECTS if s.name in NAMES):
         for precision in (None, "fp16"):

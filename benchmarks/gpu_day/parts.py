@@ -1,29 +1,30 @@
-"""The parts of the GPU day: what no machine without a GPU has shown, each a command of its own."""
+"""Parts of the GPU day, each a separate command: everything that machines without a GPU can't show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# an extent of each kind: a long row, a small image, a row that fills no lane, one that is no multiple of any tile
+# One extent of each kind: a long row, a small image, a row that fills no lane, a row that is not a multiple of any
+# tile.
 _SANITIZED = "1001 or 7x7 or 7-20 or 40x41"
 _GPU_TESTS = ("-m", "pytest", "-rs", "tests/plugins/test_gpu.py")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command, behind ``python``.
+    """One command, to be run by ``python``.
 
-    ``{results}`` in it is a file that it may write, of rows with "name", "status" and "detail". Exit code 0 says that
-    all went well; 3, with the reason in the last line, that what it needs is missing.
+    ``{results}`` in it is a file that the command may write, with rows of "name", "status" and "detail". Exit code 0 is
+    success; 3, with the reason in the last line, means that something it needs is missing.
 
     Attributes:
-        shows: what is known once it has run.
-        seconds: after which it is ended.
-        tests: it is pytest: what it counts is the outcome.
-        program: what must be installed to run it, in front of ``python``, with its options.
-        alone: added where there is no GPU; with it the part does all that needs none.
-        environment: variables that are set for it.
+        shows: fact that a successful run proves.
+        seconds: time limit.
+        tests: the command is pytest; its counts are the outcome.
+        program: program that runs ``python``, with its options; must be installed.
+        alone: options added without a GPU; with them the part does everything that needs none.
+        environment: variables set for the command.
     """
 
     name: str
@@ -48,8 +49,8 @@ PARTS = (
         (*_GPU_TESTS, "-k", _SANITIZED),
         180,
         tests=True,
-        # torch's cache would put tensors side by side and hide an access beyond one of them.
-        # cuda-bindings asks an older driver for functions that it lacks; these errors are not the kernels'.
+        # torch's cache would put tensors side by side and hide an access beyond one of them. cuda-bindings asks an
+        # older driver for functions that it lacks; these errors are not the kernels'.
         program=("compute-sanitizer", "--error-exitcode", "1", "--report-api-errors", "no"),
         environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     ),

@@ -1,4 +1,4 @@
-"""The command line of ``benchmarks.matrix``, and the table."""
+"""Command line of ``benchmarks.matrix``, and its table."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ package registry serves it (on Linux torch with CUDA; no GPU was there). A cell 
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the chosen cells and write the page.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.matrix", description="The core tests on each torch and Python."
     )
@@ -49,14 +54,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read(file: Path) -> list[Cell]:
-    """The cells of earlier calls."""
+    """Read the cells of earlier calls.
+
+    Returns:
+        cells.
+    """
     if not file.is_file():
         return []
     return [Cell(**cell | {"failed": tuple(cell["failed"])}) for cell in json.loads(file.read_text())]
 
 
 def page(cells: Iterable[Cell]) -> str:
-    """The table, what did not pass and what was not run."""
+    """Write the page: the table, failures and cells that were not run.
+
+    Returns:
+        Markdown.
+    """
     held = list(cells)
     parts = [_HEAD, table(held)]
     parts += [f"- torch {c.torch}, Python {c.python}: `{name}` failed" for c in held for name in c.failed]
@@ -69,7 +82,11 @@ def page(cells: Iterable[Cell]) -> str:
 
 
 def table(cells: Iterable[Cell]) -> str:
-    """One row for each torch, one column for each Python."""
+    """Format one row for each torch and one column for each Python.
+
+    Returns:
+        Markdown.
+    """
     held = {(cell.torch, cell.python): cell for cell in cells}
     torches, pythons = (
         [v for v in versions if any(key[i] == v for key in held)] for i, versions in enumerate((TORCH, PYTHON))

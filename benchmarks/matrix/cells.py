@@ -1,4 +1,4 @@
-"""One cell: its Python, its environment, its tests."""
+"""Run one cell: its Python, its environment, its tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,12 @@ print(json.dumps(found | {{"python": platform.python_version()}}))
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one torch with one Python; ``reason`` says why it was not run, "" where it was."""
+    """Result for one torch with one Python.
+
+    Attributes:
+        reason: why it was not run; "" if it was.
+        seconds: of the tests alone.
+    """
 
     torch: str
     python: str
@@ -52,7 +57,7 @@ class Cell:
     passed: int = 0
     skipped: int = 0
     failed: tuple[str, ...] = ()
-    seconds: float = 0.0  # of the tests alone
+    seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     day: str = ""
 
@@ -61,11 +66,16 @@ class Cell:
 
 
 def lock_of(torch: str) -> Path:
+    """Return the lock file of a torch.
+
+    Returns:
+        path.
+    """
     return Path(__file__).with_name(f"torch-{torch}.txt")
 
 
 def write_lock(uv: str, torch: str) -> None:
-    """Resolve what the project needs, what the core tests need besides and this torch, for every Python at once."""
+    """Resolve the requirements of the project and the core tests with this torch, for every Python at once."""
     wanted = f"torch=={torch}.*\npytest>=8\nhypothesis\n"
     command = [
         uv,
@@ -83,8 +93,12 @@ def write_lock(uv: str, torch: str) -> None:
 
 
 def tool() -> str:
-    """uv: the one on the path, or installed for this alone. It links files from its cache, so that cells share what
-    they have in common."""
+    """Find uv on the path, or install it for this alone. It links files from its cache, so that cells share common
+    files.
+
+    Returns:
+        path.
+    """
     if found := shutil.which("uv"):
         return found
     folder = ENVIRONMENTS / "tools"
@@ -95,7 +109,11 @@ def tool() -> str:
 
 
 def python_of(version: str) -> str | None:
-    """A Python that runs and is of that version: on the path, or one of pyenv's; None where this machine has none."""
+    """Find a working Python of a version: on the path, or one of pyenv's.
+
+    Returns:
+        path, or None.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     others = sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
     for candidate in (shutil.which(f"python{version}"), *map(str, others)):
@@ -104,18 +122,20 @@ def python_of(version: str) -> str | None:
         told = subprocess.run(
             [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
         )
-        if (
-            told.returncode == 0 and told.stdout.strip() == version
-        ):  # pyenv's shims exist for versions that are not chosen
+        # pyenv's shims exist even for versions that are not selected.
+        if told.returncode == 0 and told.stdout.strip() == version:
             return candidate
     return None
 
 
 def run(uv: str, torch: str, python: str, *, keep: bool = False) -> Cell:
-    """Install one cell beside the others and run the core tests of this checkout in it.
+    """Install one cell separately and run the core tests of this checkout in it.
 
     Args:
-        keep: leave the environment where it is (6 GB, of which most is shared with uv's cache).
+        keep: keep the environment (6 GB, mostly shared with uv's cache).
+
+    Returns:
+        the result.
     """
     day = time.strftime("%Y-%m-%d")
     interpreter = python_of(python)

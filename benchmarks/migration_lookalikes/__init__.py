@@ -1,1 +1,1 @@
-"""Graphs that look as if a norm's γ and β could move into the linear layers behind it: see ``__main__``."""
+"""Graphs that look as if a norm's γ and β could move into the linear layers after it: see ``__main__``."""

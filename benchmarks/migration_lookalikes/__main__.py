@@ -1,17 +1,16 @@
-"""Is every migration of γ and β into linear layers exact, and everything else refused?
+"""Check that every migration of γ and β into linear layers is exact, and that everything else is refused.
 
 ``python -m benchmarks.migration_lookalikes [--count 10000] [--first 0] [--seed N …]`` draws graphs that look as if a
-norm's γ and β could move into the linear layers behind it (a tenth of them are plain, so that it is seen that anything
-is moved at all), lets ``normdeploy.quantization.scale_migration.migrate_scales`` move what it will, and compares both
-graphs in float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second
-graph the inputs of linear layers are conditioned besides, by random powers of two and shifts, or by factors whose
-inverses have
-three binary digits. What is judged is the promise, not how it is kept: the graphs were written without a look at the
-rules. A false migration is printed with its seed.
+norm's γ and β could move into the linear layers after it. A tenth of them are plain, to show that something is moved at
+all. ``normdeploy.quantization.scale_migration.migrate_scales`` migrates each graph, and both graphs are compared in
+float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). In every second graph the
+inputs of linear layers are also conditioned, by random powers of two and shifts, or by factors whose inverses have
+three binary digits. The promise is judged, not the method: the graphs were written without looking at the rules. A
+false migration is printed with its seed.
 
-It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, one fails with an
-exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge
-misses a planted fault.
+It writes ``benchmarks/results/migration_lookalikes.md``. It exits with 1 in these cases: a migration is false or fails
+with an exception; a refusal has no reason; the given graph is changed; a plain one is not migrated; the judge misses a
+planted fault.
 """
 
 from __future__ import annotations
@@ -38,25 +37,39 @@ from .graphs import Drawn, drawn
 from .judge import fault, runs
 
 RESULTS = Path(__file__).parents[1] / "results"
-PLANTED = 40  # plain graphs in which every fault is planted
+# Plain graphs; every fault is planted in each.
+PLANTED = 40
 
 
 @dataclass
 class Tally:
+    """Counts of the results.
+
+    Attributes:
+        invalid: drawn graphs that no input fits; drawn again, not counted.
+        migrated: graphs in which something was moved.
+        rejected: graphs that could not be read.
+        crashed: exceptions other than normdeploy's errors.
+    """
+
     graphs: int = 0
-    invalid: int = 0  # drawn graphs that no input fits: drawn again, not counted
-    migrated: int = 0  # graphs in which something was moved
+    invalid: int = 0
+    migrated: int = 0
     moves: int = 0
     refusals: collections.Counter[str] = field(default_factory=collections.Counter)
     plain: int = 0
     plain_left: list[int] = field(default_factory=list)
-    rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # the graph could not be read
+    rejected: collections.Counter[str] = field(default_factory=collections.Counter)
     false: list[tuple[int, str]] = field(default_factory=list)
-    crashed: list[tuple[int, str]] = field(default_factory=list)  # an exception that is none of normdeploy's errors
+    crashed: list[tuple[int, str]] = field(default_factory=list)
 
 
 def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, InputCondition]:
-    """Random conditions of what MatMul, Gemm and Conv read, by the widths of their stored weights."""
+    """Draw conditions for the inputs of MatMul, Gemm and Conv, by the widths of their stored weights.
+
+    Returns:
+        tensor -> condition.
+    """
     weights = {t.name: t.dims for t in proto.graph.initializer}
     made = {}
     for node in proto.graph.node:
@@ -69,13 +82,15 @@ def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, In
             width = dims[-1 if attributes.get("transB") or len(dims) == 1 else -2]
         scale = 2.0 ** rng.integers(-3, 4, width)
         shift = rng.integers(-4, 5, width) / 4 if rng.random() < 0.4 else None
-        if shift is None:  # W·s is rounded, which no rounding of W explains where a shift is all that meets it
+        # W·s is rounded; if it meets only a shift, no rounding of W explains the difference.
+        if shift is None:
             scale = scale * 8 / rng.integers(4, 9, width)
         made[node.input[0]] = InputCondition(scale, shift)
     return made
 
 
 def judged(seed: int, graph: Drawn, tally: Tally) -> None:
+    """Migrate and judge one graph, and count the result."""
     rng = np.random.default_rng((29, seed))
     conditioned = conditions(graph.proto, rng) if seed % 2 and not graph.plain else {}
     before = graph.proto.SerializeToString()
@@ -108,11 +123,20 @@ def judged(seed: int, graph: Drawn, tally: Tally) -> None:
 
 
 def without_names(reason: str) -> str:
+    """Replace names in a reason.
+
+    Returns:
+        the text.
+    """
     return " ".join(word if not word.startswith("'") else "…" for word in reason.split())[:100]
 
 
 def missed() -> list[str]:
-    """Planted faults that the judge does not see, and right migrations that it takes for false."""
+    """List planted faults that the judge misses, and right migrations that it rejects.
+
+    Returns:
+        a text for each.
+    """
     found, done, seed = [], 0, 0
     while done < PLANTED:
         graph, seed = drawn(seed), seed + 1
@@ -130,8 +154,11 @@ def missed() -> list[str]:
 
 
 def tells(proto: onnx.ModelProto) -> bool:
-    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike, no residual
-    reads the norm."""
+    """Check that every fault changes an output: β exists, no two numbers are equal, and no residual reads the norm.
+
+    Returns:
+        true if it does.
+    """
     stored = [numpy_helper.to_array(t) for t in proto.graph.initializer]
     norm = next(n for n in proto.graph.node if n.op_type in planted.NORMS)
     readers = {n.op_type for n in proto.graph.node if norm.output[0] in n.input}
@@ -141,6 +168,11 @@ def tells(proto: onnx.ModelProto) -> bool:
 
 
 def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
+    """Write the page.
+
+    Returns:
+        the verdict.
+    """
     verdict = "\n".join(
         (
             f"- {tally.graphs} graphs judged ({tally.invalid} more were drawn that no input fits), {seconds:.0f} s;"
@@ -166,6 +198,7 @@ def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
 
 
 def main() -> None:
+    """Draw, migrate and judge the graphs."""
     parser = argparse.ArgumentParser(prog="benchmarks.migration_lookalikes", description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first graph's seed")

@@ -1,4 +1,4 @@
-"""Whole graphs: an input, a norm or two, what lies between, linear layers, and who else reads what they read."""
+"""Draw whole graphs: an input, one or two norms, nodes between, linear layers, and other readers of their inputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from .linears import Linears
 from .norms import CHANNELS, OPSETS, ROWS
 from .sheet import Sheet, Value
 
-HALVES = 0.06  # share of float16 graphs
+# Share of float16 graphs.
+HALVES = 0.06
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """``plain``: a norm with a constant γ by channel, and stored weights behind it that nothing else reads, though a
-    residual may read the norm: here a migration is expected."""
+    """Drawn graph.
+
+    Attributes:
+        plain: a norm with a constant γ by channel, followed by stored weights that nothing else reads, though a
+            residual may read the norm. A migration is expected here.
+    """
 
     proto: onnx.ModelProto
     words: tuple[str, ...]
@@ -27,7 +32,11 @@ class Drawn:
 
 
 def drawn(seed: int) -> Drawn:
-    """The graph of a seed; ever the same."""
+    """Draw the graph of a seed, always the same.
+
+    Returns:
+        the graph.
+    """
     rng = np.random.default_rng((17, seed))
     if rng.random() < 0.1:
         return _plain(rng)
@@ -45,7 +54,7 @@ def drawn(seed: int) -> Drawn:
 
 
 def _plain(rng: np.random.Generator) -> Drawn:
-    """LayerNormalization or RMSNormalization, then MatMul and bias; sometimes two, and a residual."""
+    """Draw LayerNormalization or RMSNormalization, then MatMul and bias; sometimes two, and a residual."""
     sheet = Sheet(rng)
     width = int(rng.integers(2, 9))
     x = Value(sheet.given(("batch", "length", width)), (2, 3, width))
@@ -68,8 +77,9 @@ def _initializer(sheet: Sheet, array: np.ndarray) -> str:
 
 
 def _rows(sheet: Sheet) -> Value:
-    """[B, C], [B, S, C] or [B, H, S, C]; sizes are often equal, so that a wrong axis is no error. Or rows of an
-    embedding, whose table a later layer may read."""
+    """Draw [B, C], [B, S, C] or [B, H, S, C], or rows of an embedding whose table a later layer may read. Sizes are
+    often equal, so that a wrong axis causes no error.
+    """
     width = int(sheet.rng.choice([1, 2, 3, 4, 6]))
     middle = tuple(
         width if sheet.chance(0.5) else int(n) for n in sheet.rng.integers(1, 5, int(sheet.rng.choice([0, 1, 1, 1, 2])))

@@ -1,9 +1,9 @@
-"""Does a graph compute the same after a migration? Judged by onnx's own reference evaluator, all floating tensors
-widened to float64.
+"""Check that a graph computes the same after a migration, with onnx's own reference evaluator and all floating tensors
+in float64.
 
-What is allowed is what the rounding of the stored weights explains: every stored number of the graph before is moved by
-up to one rounding of its type (2⁻²⁴ of it for float32), some times over; the largest change of each output that this
-makes, times `SLACK`, is the bound. A graph that moves γ, β and ε where they do not belong is off by far more.
+The allowed error is the effect of rounding the stored weights. Every stored number of the original graph is moved by up
+to one rounding of its type (2⁻²⁴ relatively for float32), several times. The bound is the largest resulting change of
+each output, times `SLACK`. A wrong migration of γ, β or ε is off by far more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 FLOATS = {TensorProto.FLOAT: 2.0**-24, TensorProto.FLOAT16: 2.0**-11}
-SLACK = 16.0  # several weights are rounded, some twice: γ·W, then its sum with β·W
-# of the largest output, of these inputs or of usual ones: float64's own rounding through some twenty operations, which
-# is all that is left where a row is constant, or where a branch that is tiny is shifted like one that is not
+# Several weights are rounded, some twice: γ·W, then its sum with β·W.
+SLACK = 16.0
+# Relative to the largest output, for these inputs or for usual ones: float64's own rounding through about twenty
+# operations. Nothing else remains for a constant row, or for a tiny branch that is shifted like one that is not.
 FLOOR = 1e-11
 DRAWS = 4
 KINDS = ("normal", "offset", "zeros", "constant rows", "spikes", "small")
@@ -27,7 +28,7 @@ Feeds = dict[str, np.ndarray]
 
 
 class GroupNormalization(OpRun):
-    """In float64, which the op's function body, with its cast to float32, is not."""
+    """GroupNormalization in float64; the op's function body casts to float32."""
 
     def _run(self, x, scale, bias, num_groups=None, epsilon=None, stash_type=None):  # type: ignore[no-untyped-def]
         rows = x.reshape(x.shape[0], num_groups, -1)
@@ -38,7 +39,11 @@ class GroupNormalization(OpRun):
 
 
 def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with float64 in the place of float32 and float16, in subgraphs too."""
+    """Convert float32 and float16 to float64, in subgraphs too.
+
+    Returns:
+        the copy.
+    """
     wide = onnx.ModelProto.FromString(proto.SerializeToString())
     for graph in _graphs(wide.graph):
         for tensor in graph.initializer:
@@ -69,7 +74,11 @@ def _widen(tensor: onnx.TensorProto) -> None:
 
 
 def moved(proto: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
-    """Every stored floating number of a widened graph moved by up to one rounding of the type it had."""
+    """Move every stored floating number of a widened graph by up to one rounding of its original type.
+
+    Returns:
+        the copy.
+    """
     wide = widened(proto)
     for before, after in zip(_graphs(proto.graph), _graphs(wide.graph), strict=True):
         tensors = [*zip(before.initializer, after.initializer, strict=True)]
@@ -85,7 +94,7 @@ def moved(proto: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
 
 
 class Evaluated:
-    """A graph in float64."""
+    """Graph in float64."""
 
     def __init__(self, wide: onnx.ModelProto) -> None:
         self.run_by = ReferenceEvaluator(wide, new_ops=[GroupNormalization])
@@ -96,7 +105,11 @@ class Evaluated:
 
 
 def inputs(proto: onnx.ModelProto, seed: int) -> Iterator[Feeds]:
-    """Several sizes and values of every input; initializers that can be overridden are, in half of them."""
+    """Yield several sizes and values of every input. In half of them, initializers that can be overridden are.
+
+    Yields:
+        name -> array.
+    """
     rng, stored = np.random.default_rng((5, seed)), {t.name for t in proto.graph.initializer}
     for turn, kind in enumerate(KINDS):
         sizes = {"batch": (2, 1, 3, 2, 2, 4)[turn], "length": (3, 3, 1, 2, 5, 3)[turn]}
@@ -129,7 +142,11 @@ def _values(rng: np.random.Generator, kind: str, shape: Sequence[int]) -> np.nda
 
 
 def fault(before: onnx.ModelProto, after: onnx.ModelProto, seed: int = 0) -> str:
-    """How ``after`` differs from ``before``, "" where it does not."""
+    """Compare two graphs.
+
+    Returns:
+        how ``after`` differs from ``before``, or "".
+    """
     if reason := _other_signature(before, after):
         return reason
     try:
@@ -145,7 +162,8 @@ def fault(before: onnx.ModelProto, after: onnx.ModelProto, seed: int = 0) -> str
     for kind, feeds in zip(KINDS, inputs(before, seed), strict=True):
         try:
             want = first(feeds)
-        except Exception:  # a size that the graph can't take
+        # A size that the graph does not accept.
+        except Exception:
             continue
         asked.append((feeds, want))
         if kind not in ("offset", "spikes"):
@@ -163,7 +181,11 @@ def fault(before: onnx.ModelProto, after: onnx.ModelProto, seed: int = 0) -> str
 
 
 def runs(proto: onnx.ModelProto) -> bool:
-    """Whether the graph can be evaluated at all: most inputs at least."""
+    """Check if the graph can be evaluated for most inputs.
+
+    Returns:
+        true if it can.
+    """
     try:
         run = Evaluated(widened(proto))
     except Exception:
@@ -216,7 +238,8 @@ def _different(want: np.ndarray, have: np.ndarray, near: Sequence[np.ndarray], u
         return ""
     largest = _largest(want)
     with np.errstate(all="ignore"):
-        moves = [np.abs(n - want)[finite & np.isfinite(n)] for n in near]  # γ from data, divided by, may become 0
+        # A γ from data, used as a divisor, may become 0.
+        moves = [np.abs(n - want)[finite & np.isfinite(n)] for n in near]
         spread = max(float(m.max(initial=0.0)) for m in moves)
         error = float(np.abs(have - want)[finite].max())
     allowed = SLACK * spread + FLOOR * max(largest, usual)
@@ -224,9 +247,18 @@ def _different(want: np.ndarray, have: np.ndarray, near: Sequence[np.ndarray], u
 
 
 def float_names(proto: onnx.ModelProto) -> list[str]:
-    """Stored floating tensors."""
+    """List the stored floating tensors.
+
+    Returns:
+        names.
+    """
     return [t.name for t in proto.graph.initializer if t.data_type in FLOATS]
 
 
 def dtype_of(kind: int) -> np.dtype:
+    """Return numpy's type.
+
+    Returns:
+        type.
+    """
     return helper.tensor_dtype_to_np_dtype(kind)

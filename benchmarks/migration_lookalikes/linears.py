@@ -1,4 +1,4 @@
-"""What stands behind a norm: linear layers and convolutions of every spelling, and what only looks like one."""
+"""Draw consumers of a norm: linear layers and convolutions of every spelling, and lookalikes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ WEIGHTS = {"stored": 12, "overridable": 0.7, "graph input": 0.7, "from data": 0.
 
 
 class Linears:
-    """Draws consumers of ``y``; weights may be shared with those drawn before. ``size``: features out as a rule."""
+    """Draw consumers of ``y``; weights may be shared with earlier ones. ``size`` is the usual number of output
+    features.
+    """
 
     def __init__(self, sheet: Sheet, size: int) -> None:
         self.sheet, self.size = sheet, size
         self.weights: list[Value] = []
 
     def weight(self, shape: tuple[int, ...]) -> Value:
+        """Draw a weight.
+
+        Returns:
+            the tensor.
+        """
         sheet = self.sheet
         kind = sheet.pick("weight", WEIGHTS)
         alike = [w for w in self.weights if w.shape == shape]
@@ -46,10 +53,19 @@ class Linears:
         return made
 
     def features(self) -> int:
+        """Draw the number of output features.
+
+        Returns:
+            number.
+        """
         return self.size if self.sheet.chance(0.6) else int(self.sheet.rng.integers(1, 6))
 
     def bias(self, y: Value, axis: int = -1) -> Value:
-        """An Add behind the linear layer, or none."""
+        """Add a bias after the linear layer, or none.
+
+        Returns:
+            the result.
+        """
         sheet, size = self.sheet, y.shape[axis]
         trailing = len(y.shape) - 1 - axis % len(y.shape)
         kind = sheet.pick("bias", {"none": 4, "by feature": 6, "one number": 1, "of all": 1, "Sub": 0.5})
@@ -61,31 +77,59 @@ class Linears:
     # -------------------------------------------------------------- of rows
 
     def matmul(self, y: Value) -> Value:
+        """Add a MatMul.
+
+        Returns:
+            the result.
+        """
         w = self.weight((y.shape[-1], self.features()))
         return self.bias(self.sheet.add("MatMul", [y.name, w.name], (*y.shape[:-1], w.shape[1])))
 
     def vector(self, y: Value) -> Value:
+        """Add a MatMul with a vector.
+
+        Returns:
+            the result.
+        """
         return self.sheet.add("MatMul", [y.name, self.weight((y.shape[-1],)).name], y.shape[:-1])
 
     def batched(self, y: Value) -> Value:
+        """Add a MatMul with a batch of weights.
+
+        Returns:
+            the result.
+        """
         leading = 1 if self.sheet.chance(0.6) else y.shape[1] if len(y.shape) == 4 else 3
         w = self.weight((leading, y.shape[-1], self.features()))
         shape = y.shape[:-2] if len(y.shape) > 2 else (leading,)
         return self.sheet.add("MatMul", [y.name, w.name], (*shape, y.shape[-2], w.shape[-1]))
 
     def left(self, y: Value) -> Value:
-        """The constant on the left: rows are summed, not channels."""
+        """Add a MatMul with the constant on the left: rows are summed instead of channels.
+
+        Returns:
+            the result.
+        """
         w = self.weight((self.features(), y.shape[-2]))
         return self.bias(self.sheet.add("MatMul", [w.name, y.name], (*y.shape[:-2], w.shape[0], y.shape[-1])))
 
     def itself(self, y: Value) -> Value:
+        """Multiply y by its own transpose.
+
+        Returns:
+            the result.
+        """
         perm = [*range(len(y.shape) - 2), len(y.shape) - 1, len(y.shape) - 2]
         shape = (*y.shape[:-2], y.shape[-1], y.shape[-2])
         turned = self.sheet.add("Transpose", [y.name], shape, perm=perm)
         return self.sheet.add("MatMul", [y.name, turned.name], (*y.shape[:-1], y.shape[-2]))
 
     def gemm(self, y: Value) -> Value:
-        """On rows of two axes alone; others are made flat first."""
+        """Add a Gemm; it needs two axes, so other tensors are flattened first.
+
+        Returns:
+            the result.
+        """
         sheet = self.sheet
         if len(y.shape) != 2:
             if sheet.chance(0.5):
@@ -96,7 +140,8 @@ class Linears:
         scalars = {"alpha": float(sheet.rng.choice([1, 1, 0.5, -2])), "beta": float(sheet.rng.choice([1, 1, 2, 0]))}
         rows, width = y.shape
         if place.startswith("A"):
-            if turned[0] and sheet.chance(0.8):  # transA sums over the rows, whose number is open
+            # transA sums over the rows, whose number is dynamic.
+            if turned[0] and sheet.chance(0.8):
                 turned[0] = 0
             inner, m = (rows, width) if turned[0] else (width, rows)
             n = width if place == "A and C" else self.features()
@@ -118,6 +163,11 @@ class Linears:
         return sheet.add("Gemm", given, (m, n), transA=turned[0], transB=turned[1], **scalars)
 
     def einsum(self, y: Value) -> Value:
+        """Add an Einsum.
+
+        Returns:
+            the result.
+        """
         if len(y.shape) != 3:
             return self.matmul(y)
         equation = self.sheet.pick("einsum", {"bsc,cn->bsn": 2, "bsc,nc->bsn": 1, "bsc,sn->bcn": 1, "bsc,c->bsc": 1})
@@ -128,11 +178,21 @@ class Linears:
         return self.sheet.add("Einsum", [y.name, self.weight(shape).name], out, equation=equation)
 
     def inside(self, y: Value) -> Value:
+        """Add a MatMul inside an If.
+
+        Returns:
+            the result.
+        """
         return branch(self.sheet, y, self.weight((y.shape[-1], self.features())))
 
     # -------------------------------------------------------------- of channels
 
     def conv(self, y: Value) -> Value:
+        """Add a Conv.
+
+        Returns:
+            the result.
+        """
         sheet, channels = self.sheet, y.shape[1]
         size = int(sheet.rng.choice([1, 3]))
         padded = sheet.pick("padding", {"none": 4, "zeros": 3, "one side": 1, "SAME_UPPER": 1, "VALID": 0.5})
@@ -160,7 +220,11 @@ class Linears:
         return self.bias(out, 1) if sheet.chance(0.3) else out
 
     def turned_conv(self, y: Value) -> Value:
-        """ConvTranspose: near the border fewer products are summed."""
+        """Add a ConvTranspose; near the border fewer products are summed.
+
+        Returns:
+            the result.
+        """
         sheet, channels = self.sheet, y.shape[1]
         size = int(sheet.rng.choice([1, 2, 3]))
         stride = int(sheet.rng.choice([1, 2]))
@@ -172,26 +236,54 @@ class Linears:
         return sheet.add("ConvTranspose", given, (y.shape[0], wide, *spatial), strides=[stride] * 2)
 
     def columns(self, y: Value) -> Value:
-        """MatMul over the last axis of an image, which is not that of the channels."""
+        """Add a MatMul over the last axis of an image, which is not the channels' axis.
+
+        Returns:
+            the result.
+        """
         return self.matmul(y)
 
     def pooled(self, y: Value) -> Value:
+        """Add a global pool and a Gemm.
+
+        Returns:
+            the result.
+        """
         pool = self.sheet.add("GlobalAveragePool", [y.name], (*y.shape[:2], 1, 1))
         flat = self.sheet.add("Flatten", [pool.name], y.shape[:2])
         return self.gemm(flat)
 
     def flattened(self, y: Value) -> Value:
+        """Add Flatten and a Gemm.
+
+        Returns:
+            the result.
+        """
         return self.gemm(self.sheet.add("Flatten", [y.name], (y.shape[0], int(np.prod(y.shape[1:])))))
 
     def tokens(self, y: Value) -> Value:
-        """[B, C, H, W] to [B, H·W, C] and a linear layer, as vision transformers begin."""
+        """Reshape [B, C, H, W] to [B, H·W, C] and add a linear layer, like the start of vision transformers.
+
+        Returns:
+            the result.
+        """
         b, c, h, w = y.shape
         rows = self.sheet.add("Reshape", [y.name, self.sheet.whole(0, c, h * w)], (b, c, h * w))
         return self.matmul(self.sheet.add("Transpose", [rows.name], (b, h * w, c), perm=[0, 2, 1]))
 
     def rows_by_kind(self) -> dict[Callable[[Value], Value], float]:
+        """List the consumers of rows.
+
+        Returns:
+            method -> weight.
+        """
         return {self.matmul: 8, self.gemm: 6, self.left: 2, self.batched: 1.5, self.vector: 1, self.itself: 0.7,
                 self.einsum: 1, self.inside: 1}  # fmt: skip
 
     def channels_by_kind(self) -> dict[Callable[[Value], Value], float]:
+        """List the consumers of channels.
+
+        Returns:
+            method -> weight.
+        """
         return {self.conv: 9, self.turned_conv: 2, self.columns: 1.5, self.pooled: 1, self.flattened: 1, self.tokens: 1}

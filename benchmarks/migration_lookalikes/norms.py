@@ -1,4 +1,4 @@
-"""Norms, and what is nearly one: γ and β of every kind that a file can hold."""
+"""Draw norms and near-norms, with γ and β of every kind that a file can hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ GAMMAS = {
 
 
 def parameter(sheet: Sheet, what: str, x: Value, axis: int) -> Value:
-    """γ or β of ``x``'s ``axis``, in a shape that broadcasts against x as an operand of Mul or Add."""
+    """Draw γ or β along ``axis`` of ``x``, in a shape that broadcasts against x as an operand of Mul or Add.
+
+    Returns:
+        the tensor.
+    """
     size, trailing = x.shape[axis], len(x.shape) - 1 - axis % len(x.shape)
     shape = (size, *[1] * trailing)
     kind = sheet.pick(what, GAMMAS)
@@ -36,7 +40,8 @@ def parameter(sheet: Sheet, what: str, x: Value, axis: int) -> Value:
     if kind == "leading ones":
         return sheet.const(sheet.numbers((*[1] * (len(x.shape) - len(shape)), *shape)))
     if kind == "along the rows" and len(x.shape) > 2:
-        other = 1 if axis % len(x.shape) != 1 else 2  # the axis beside the channels
+        # The axis beside the channels.
+        other = 1 if axis % len(x.shape) != 1 else 2
         return sheet.const(sheet.numbers((x.shape[other], *[1] * (len(x.shape) - 1 - other))))
     if kind == "of rows and channels" and len(x.shape) > 2:
         return sheet.const(sheet.numbers(x.shape[1:]))
@@ -56,7 +61,11 @@ def parameter(sheet: Sheet, what: str, x: Value, axis: int) -> Value:
 
 
 def affine(sheet: Sheet, n: Value, axis: int, bias: bool) -> Value:
-    """n · γ + β in one of its spellings."""
+    """Add n · γ + β in one of its spellings.
+
+    Returns:
+        the result.
+    """
     spelling = sheet.pick("affine", {"n·γ + β": 8, "(n + β)·γ": 1, "n·γ − β": 1, "n / γ + β": 0.7, "γ twice": 1})
     gamma = parameter(sheet, "γ", n, axis)
     beta = parameter(sheet, "β", n, axis) if bias else None
@@ -71,18 +80,31 @@ def affine(sheet: Sheet, n: Value, axis: int, bias: bool) -> Value:
 
 
 def two(sheet: Sheet, op: str, a: Value, b: Value, *, turned: bool = True) -> Value:
-    """Now and then with its operands in the other order."""
+    """Add a node of two operands, now and then in the other order.
+
+    Returns:
+        the result.
+    """
     names = [b.name, a.name] if turned and sheet.chance(0.3) else [a.name, b.name]
     return sheet.add(op, names, a.shape)
 
 
 def reduced(sheet: Sheet, op: str, x: Value, axes: tuple[int, ...]) -> Value:
+    """Add a reduction that keeps the axes.
+
+    Returns:
+        the result.
+    """
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     return sheet.add(op, [x.name, sheet.whole(*axes)], shape, keepdims=1)
 
 
 def standardized(sheet: Sheet, x: Value, axes: tuple[int, ...], *, center: bool, op: str = "ReduceMean") -> Value:
-    """(x − mean) / sqrt(mean square + ε) spelled out; without the mean where ``center`` is False."""
+    """Add (x − mean) / sqrt(mean square + ε) spelled out; without the mean if ``center`` is false.
+
+    Returns:
+        the result.
+    """
     if center:
         x = sheet.add("Sub", [x.name, reduced(sheet, op, x, axes).name], x.shape)
     square = sheet.add("Mul", [x.name, x.name], x.shape)
@@ -97,6 +119,11 @@ def standardized(sheet: Sheet, x: Value, axes: tuple[int, ...], *, center: bool,
 
 
 def layer_op(sheet: Sheet, x: Value) -> Value:
+    """Add LayerNormalization.
+
+    Returns:
+        the result.
+    """
     given = [x.name, parameter(sheet, "γ", x, -1).name]
     if sheet.chance(0.7):
         given.append(parameter(sheet, "β", x, -1).name)
@@ -110,12 +137,28 @@ def layer_op(sheet: Sheet, x: Value) -> Value:
 
 
 def rms_op(sheet: Sheet, x: Value) -> Value:
+    """Add RMSNormalization.
+
+    Returns:
+        the result.
+    """
     gamma = parameter(sheet, "γ", x, -1)
     return sheet.add("RMSNormalization", [x.name, gamma.name], x.shape, axis=-1, epsilon=EPSILON)
 
 
 def spelled(center: bool, op: str = "ReduceMean", axis: int = -1) -> Callable[[Sheet, Value], Value]:
+    """Make a function that spells a norm out.
+
+    Returns:
+        the function.
+    """
+
     def norm(sheet: Sheet, x: Value) -> Value:
+        """Add the norm.
+
+        Returns:
+            the result.
+        """
         n = standardized(sheet, x, (axis % len(x.shape),), center=center, op=op)
         return affine(sheet, n, -1, bias=sheet.chance(0.6))
 
@@ -123,9 +166,18 @@ def spelled(center: bool, op: str = "ReduceMean", axis: int = -1) -> Callable[[S
 
 
 def bare(op: str) -> Callable[[Sheet, Value], Value]:
-    """γ and β on something that is no norm."""
+    """Make a function that applies γ and β to something that is not a norm.
+
+    Returns:
+        the function.
+    """
 
     def norm(sheet: Sheet, x: Value) -> Value:
+        """Add the nodes.
+
+        Returns:
+            the result.
+        """
         n = sheet.add(op, [x.name], x.shape, **({"axis": -1} if op == "Softmax" else {}))
         return affine(sheet, n, -1, bias=sheet.chance(0.6))
 
@@ -147,7 +199,11 @@ ROWS: dict[str, Callable[[Sheet, Value], Value]] = {
 
 
 def flat(sheet: Sheet, what: str, x: Value) -> str:
-    """[C], as an op's own attribute-like input."""
+    """Draw [C] for an input of a norm op.
+
+    Returns:
+        its name.
+    """
     kind = sheet.pick(what, {"plain": 8, "with zeros": 1, "overridable": 1, "graph input": 1})
     if kind in ("overridable", "graph input"):
         name = sheet.given((x.shape[1],))
@@ -161,20 +217,40 @@ def flat(sheet: Sheet, what: str, x: Value) -> str:
 
 
 def groups(sheet: Sheet, x: Value) -> int:
+    """Draw the number of groups.
+
+    Returns:
+        a divisor of the channels.
+    """
     return int(sheet.rng.choice([g for g in (1, 2, x.shape[1]) if x.shape[1] % g == 0]))
 
 
 def group_op(sheet: Sheet, x: Value) -> Value:
+    """Add GroupNormalization.
+
+    Returns:
+        the result.
+    """
     given = [x.name, flat(sheet, "γ", x), flat(sheet, "β", x)]
     return sheet.add("GroupNormalization", given, x.shape, num_groups=groups(sheet, x), epsilon=EPSILON)
 
 
 def instance_op(sheet: Sheet, x: Value) -> Value:
+    """Add InstanceNormalization.
+
+    Returns:
+        the result.
+    """
     given = [x.name, flat(sheet, "γ", x), flat(sheet, "β", x)]
     return sheet.add("InstanceNormalization", given, x.shape, epsilon=EPSILON)
 
 
 def batch_op(sheet: Sheet, x: Value) -> Value:
+    """Add BatchNormalization.
+
+    Returns:
+        the result.
+    """
     given = [x.name, flat(sheet, "γ", x), flat(sheet, "β", x)]
     given += [sheet.const(sheet.numbers((x.shape[1],))).name]
     given += [sheet.const(np.abs(sheet.numbers((x.shape[1],))) + 0.5).name]
@@ -182,7 +258,11 @@ def batch_op(sheet: Sheet, x: Value) -> Value:
 
 
 def group_spelled(sheet: Sheet, x: Value) -> Value:
-    """Reshape, standardize by the group, Reshape back, γ and β."""
+    """Add Reshape, standardization by group, Reshape back, γ and β.
+
+    Returns:
+        the result.
+    """
     count, shape = groups(sheet, x), x.shape
     wide = sheet.add(
         "Reshape", [x.name, sheet.whole(0, count, -1)], (shape[0], count, int(np.prod(shape[1:])) // count)
@@ -193,12 +273,21 @@ def group_spelled(sheet: Sheet, x: Value) -> Value:
 
 
 def channel_layer(sheet: Sheet, x: Value) -> Value:
+    """Add a layer norm over the channels.
+
+    Returns:
+        the result.
+    """
     n = standardized(sheet, x, (1,), center=sheet.chance(0.7))
     return affine(sheet, n, 1, bias=sheet.chance(0.6))
 
 
 def image_layer(sheet: Sheet, x: Value) -> Value:
-    """LayerNormalization over [C, H, W]: γ of [C, 1, 1], or of each pixel."""
+    """Add LayerNormalization over [C, H, W]: γ of [C, 1, 1], or of each pixel.
+
+    Returns:
+        the result.
+    """
     given = [x.name]
     for what in ("γ", "β"):
         kind = sheet.pick(what, {"by channel": 3, "by pixel": 2, "by column": 1})
@@ -215,11 +304,16 @@ CHANNELS: dict[str, Callable[[Sheet, Value], Value]] = {
     "layer norm of channels": channel_layer,
     "LayerNormalization of an image": image_layer,
 }
-OPSETS = {"RMSNormalization": 23, "GroupNormalization": 21}  # at least
+# Minimum opsets.
+OPSETS = {"RMSNormalization": 23, "GroupNormalization": 21}
 
 
 def branch(sheet: Sheet, y: Value, weight: Value) -> Value:
-    """MatMul inside an If: it reads norm and weight from the graph around it."""
+    """Add a MatMul inside an If, which reads norm and weight from the outer graph.
+
+    Returns:
+        the result.
+    """
     flag = sheet.given((), TensorProto.BOOL)
     shape = (*y.shape[:-1], weight.shape[1])
     kind = TensorProto.FLOAT16 if sheet.half else TensorProto.FLOAT

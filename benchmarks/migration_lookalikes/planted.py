@@ -1,5 +1,6 @@
-"""Faults that a judge of migrations has to see: a migrator of few words that looks at nothing but shapes, right where
-everything is plain, and wrong in one way by each of `FAULTS`."""
+"""Plant faults that a judge of migrations must see. A short migrator that looks only at shapes is right for plain
+graphs; each of `FAULTS` makes it wrong in one way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ NORMS = ("LayerNormalization", "RMSNormalization")
 
 @dataclass
 class _Plain:
-    """A graph whose norm has a stored γ of [C] and feeds MatMuls with stored weights, each with an Add behind it."""
+    """Graph whose norm has a stored γ of [C] and feeds MatMuls with stored weights, each followed by an Add."""
 
     proto: onnx.ModelProto
 
@@ -28,18 +29,33 @@ class _Plain:
         self.beta = self.read(self.norm.input[2]) if len(self.norm.input) > 2 else np.zeros_like(self.gamma)
 
     def read(self, name: str) -> np.ndarray:
+        """Read a stored tensor.
+
+        Returns:
+            float64.
+        """
         return numpy_helper.to_array(self.stored[name]).astype(np.float64)
 
     def store(self, name: str, value: np.ndarray) -> None:
+        """Replace a stored tensor."""
         self.stored[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
 
     def bias_of(self, linear: onnx.NodeProto) -> str:
+        """Find the bias of a linear layer.
+
+        Returns:
+            its name.
+        """
         add = next(n for n in self.proto.graph.node if n.op_type == "Add" and linear.output[0] in n.input)
         return next(i for i in add.input if i != linear.output[0])
 
 
 def right(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """γ and β of a plain graph moved into its MatMuls."""
+    """Move γ and β of a plain graph into its MatMuls.
+
+    Returns:
+        the changed copy.
+    """
     plain = _Plain(onnx.ModelProto.FromString(proto.SerializeToString()))
     for linear in plain.linears:
         weight = plain.read(linear.input[1])
@@ -53,9 +69,14 @@ def right(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with(change: Callable[[_Plain, _Plain], None]) -> Callable[[onnx.ModelProto], onnx.ModelProto]:
-    """What `right` writes, then a change of it; ``change(before, after)``."""
+    """Return a migrator that applies `right` and then ``change(before, after)``."""
 
     def faulty(proto: onnx.ModelProto) -> onnx.ModelProto:
+        """Migrate wrongly.
+
+        Returns:
+            the changed copy.
+        """
         before, after = _Plain(proto), _Plain(right(proto))
         change(before, after)
         return after.proto
@@ -108,7 +129,7 @@ def _beta_before_gamma(before: _Plain, after: _Plain) -> None:
 
 
 def _centred(before: _Plain, after: _Plain) -> None:
-    """LayerNormalization in the place of RMSNormalization, and the other way round."""
+    """Replace RMSNormalization by LayerNormalization, and vice versa."""
     after.norm.op_type = NORMS[after.norm.op_type == NORMS[0]]
     if after.norm.op_type == "RMSNormalization":
         del after.norm.input[2:]
@@ -123,12 +144,12 @@ def _renamed(before: _Plain, after: _Plain) -> None:
 
 
 def _dropped(before: _Plain, after: _Plain) -> None:
-    """A node reads what nobody writes."""
+    """Remove the norm, so that a node reads a missing tensor."""
     after.proto.graph.node.remove(after.norm)
 
 
 def _added(before: _Plain, after: _Plain) -> None:
-    """A second shift on the norm's result."""
+    """Add a second shift to the norm's result."""
     name = after.norm.output[0]
     after.norm.output[0] = "inner"
     after.proto.graph.initializer.append(numpy_helper.from_array(np.float32(1e-3), "more"))

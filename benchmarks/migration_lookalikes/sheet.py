@@ -1,4 +1,4 @@
-"""A graph in the making, with the choices that led to it."""
+"""Graph under construction, with the choices that led to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("x", "gamma", "beta", "w", "h", "y", "weight", "scale", "bias", "gamma_
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor: its name, and its shape as the run with the smallest batch has it."""
+    """Tensor with its name and its shape for the smallest batch."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,8 +23,13 @@ class Value:
 
 @dataclass
 class Sheet:
-    """``half``: floating tensors are float16. Names are drawn from a short list, so that they collide with what a
-    rewriter might think of."""
+    """Graph under construction. Names are drawn from a short list, so that they collide with names that a rewriter
+    might use.
+
+    Attributes:
+        half: floating tensors are float16.
+        words: the choices.
+    """
 
     rng: np.random.Generator
     half: bool = False
@@ -32,24 +37,39 @@ class Sheet:
     stored: list[onnx.TensorProto] = field(default_factory=list)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)  # the choices
+    words: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     @property
     def dtype(self) -> Any:
+        """Return the floating type."""
         return np.float16 if self.half else np.float32
 
     def chance(self, share: float) -> bool:
+        """Draw true with a probability.
+
+        Returns:
+            true or false.
+        """
         return bool(self.rng.random() < share)
 
     def pick(self, what: str, choices: dict[Any, float]) -> Any:
-        """One of ``choices`` by weight; it is noted under ``what``."""
+        """Pick one of ``choices`` by weight, and record it under ``what``.
+
+        Returns:
+            the choice.
+        """
         weights = np.array(list(choices.values()), float)
         chosen = list(choices)[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
         self.words.append(f"{what}: {chosen}")
         return chosen
 
     def name(self, base: str = "") -> str:
+        """Make a unique name.
+
+        Returns:
+            the name.
+        """
         base = base or NAMES[int(self.rng.integers(len(NAMES)))]
         made, i = base, 0
         while made in self.used:
@@ -58,13 +78,21 @@ class Sheet:
         return made
 
     def numbers(self, shape: Sequence[int], largest: float = 1.0) -> np.ndarray:
-        """Quarters between −2 and 2, seldom 0: float16 holds them all."""
+        """Draw quarters between −2 and 2, seldom 0, all exact in float16.
+
+        Returns:
+            array.
+        """
         return (self.rng.integers(-8, 9, shape) / 4 * largest + (self.rng.random(shape) < 0.8) * 0.125).astype(
             self.dtype
         )
 
     def const(self, value: Any, dtype: Any = None, base: str = "") -> Value:
-        """A stored tensor: an initializer, or now and then a Constant node, or one behind Identity."""
+        """Add a stored tensor: an initializer, or now and then a Constant node, or one followed by Identity.
+
+        Returns:
+            the tensor.
+        """
         array = np.asarray(value, dtype or self.dtype)
         name, spelling = self.name(base), self.rng.random()
         if spelling < 0.85:
@@ -77,29 +105,52 @@ class Sheet:
         return self.add("Identity", [name], array.shape)
 
     def whole(self, *values: int) -> str:
-        """int64 [n]."""
+        """Add int64 [n].
+
+        Returns:
+            its name.
+        """
         name = self.name("axes")
         self.stored.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
     def number(self, value: float) -> str:
+        """Add a scalar.
+
+        Returns:
+            its name.
+        """
         name = self.name("c")
         self.stored.append(numpy_helper.from_array(np.asarray(value, self.dtype), name))
         return name
 
     def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> Value:
+        """Add a node.
+
+        Returns:
+            its output.
+        """
         out = self.name()
         self.nodes.append(helper.make_node(op, list(inputs), [out], name=self.name("node"), **attributes))
         return Value(out, tuple(shape))
 
     def given(self, shape: Sequence[int | str], kind: int | None = None) -> str:
-        """A graph input."""
+        """Add a graph input.
+
+        Returns:
+            its name.
+        """
         name = self.name("x")
         floating = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
         self.inputs.append(helper.make_tensor_value_info(name, kind or floating, shape))
         return name
 
     def model(self, opset: int) -> onnx.ModelProto:
+        """Build the model.
+
+        Returns:
+            the model.
+        """
         floating = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
         outs = [helper.make_tensor_value_info(v.name, floating, [None] * len(v.shape)) for v in self.outputs]
         graph = helper.make_graph(self.nodes, "drawn", self.inputs, outs, self.stored)

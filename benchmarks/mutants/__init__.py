@@ -1,1 +1,1 @@
-"""Single lines changed, one at a time, and whether the tests of their subject notice."""
+"""Change single lines, one at a time, and check that the tests of their subject notice."""

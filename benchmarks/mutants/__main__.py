@@ -1,12 +1,12 @@
-"""Changes one line after the other in a scratch clone and runs the tests of its subject; writes
-``benchmarks/results/mutants.md``, or ``mutants_NAME.md`` of another list.
+"""Change one line after the other in a scratch clone and run the tests of its subject; write
+``benchmarks/results/mutants.md``, or ``mutants_NAME.md`` for another list.
 
     python -m benchmarks.mutants [--list NAME] [--only WORD] [--resume]
 
-``mutants.toml``, or ``NAME.toml`` beside it, lists them: ``file``, ``old`` (which stands there exactly once), ``new``,
-``breaks`` (what a user would see), ``tests`` (of pytest, run until one fails) and, where no test can notice,
-``equivalent``: why, or, where the line was not needed and has been deleted, ``redundant``: why. The clone has what is
-not committed yet, too. A mutant is killed where a test fails with it that passes without it, and "killed since" where
+``mutants.toml``, or ``NAME.toml`` next to it, lists the mutants. Each has ``file``, ``old`` (text that occurs there
+exactly once), ``new``, ``breaks`` (the effect for a user) and ``tests`` (of pytest, run until one fails). If no test
+can notice, ``equivalent`` gives the reason; if the line was unnecessary and was deleted, ``redundant`` does. The clone
+includes uncommitted changes. A mutant is killed if a test fails with it that passes without it, and "killed since" if
 it survived its first run.
 """
 
@@ -33,11 +33,14 @@ ROOT = Path(__file__).resolve().parents[2]
 USUAL = "mutants"
 RESULTS = ROOT / "benchmarks" / "results"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
-_WITHIN = 600.0  # seconds for the tests of one mutant; one that never ends is noticed
+# Seconds for the tests of one mutant; one that never ends counts as noticed.
+_WITHIN = 600.0
 
 
 @dataclass(frozen=True)
 class Mutant:
+    """One changed line."""
+
     file: str
     old: str
     new: str
@@ -48,32 +51,50 @@ class Mutant:
 
     @property
     def key(self) -> str:
+        """Return the text that identifies the mutant."""
         return f"{self.file}: {self.old} -> {self.new}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    verdict: str  # killed, survived, equivalent, redundant or stale
-    by: str  # the test that noticed, or why none can
+    """Result for a mutant.
+
+    Attributes:
+        verdict: killed, survived, equivalent, redundant or stale.
+        by: test that noticed, or the reason why none can.
+        first: verdict of its first run.
+    """
+
+    verdict: str
+    by: str
     seconds: float
-    first: str = ""  # the verdict of its first run
+    first: str = ""
 
     def __bool__(self) -> bool:
         return self.verdict in ("killed", "equivalent", "redundant")
 
     @property
     def since(self) -> bool:
-        """Whether it is killed by a test that was written since its first run."""
+        """Return whether a test that was written after its first run kills it."""
         return self.verdict == "killed" and self.first not in ("", "killed")
 
 
 def listed(name: str = USUAL) -> list[Mutant]:
+    """Read a list.
+
+    Returns:
+        mutants.
+    """
     text = Path(__file__).with_name(f"{name}.toml").read_text()
     return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(text)["mutant"]]
 
 
 def occurrences(root: Path, mutant: Mutant) -> int:
-    """How often the text that a mutant changes stands in its file: once, or the mutant is stale."""
+    """Count the occurrences of a mutant's old text in its file; if it is not one, the mutant is stale.
+
+    Returns:
+        number.
+    """
     source = root / mutant.file
     if not source.is_file():
         return 0
@@ -81,13 +102,17 @@ def occurrences(root: Path, mutant: Mutant) -> int:
 
 
 def run_again(last: Outcome | None, now: Outcome) -> Outcome:
-    """``now``, and the verdict of the first run with it; a stale mutant was not run."""
+    """Add the verdict of the first run to ``now``; a stale mutant was not run.
+
+    Returns:
+        the outcome.
+    """
     known = "" if last is None else last.first or last.verdict
     return replace(now, first=known if known not in ("", "stale") else now.verdict)
 
 
 class Clone:
-    """A clone of this repository in ``folder``, with what differs from the last commit."""
+    """Clone of this repository in ``folder``, with uncommitted changes."""
 
     def __init__(self, folder: Path) -> None:
         self.root, path = folder / "clone", folder / "path"
@@ -105,7 +130,14 @@ class Clone:
         self._sound: dict[str, bool] = {}
 
     def judge(self, mutant: Mutant, last: Outcome | None = None) -> Outcome:
-        """``last``: what became of it before; the test that noticed then is tried first."""
+        """Run a mutant's tests.
+
+        Args:
+            last: earlier outcome; the test that noticed then runs first.
+
+        Returns:
+            the outcome.
+        """
         if mutant.redundant:
             return Outcome("redundant", mutant.redundant, 0.0)
         source, began = self.root / mutant.file, time.perf_counter()
@@ -131,12 +163,13 @@ class Clone:
     @staticmethod
     def _write(source: Path, text: str) -> None:
         source.write_text(text)
-        # what Python compiled before may have the same size and second
+        # Python's cached bytecode may have the same size and second.
         Path(importlib.util.cache_from_source(str(source))).unlink(missing_ok=True)
 
     def _noticed(self, mutant: Mutant, last: Outcome | None) -> str:
         if last is not None and "::" in last.by:
-            with suppress(ValueError):  # it may be gone
+            # The test may no longer exist.
+            with suppress(ValueError):
                 if failed := self._first_failure([last.by]):
                     return failed
         return self._first_failure(mutant.tests)
@@ -149,10 +182,13 @@ class Clone:
         return self._sound[test]
 
     def _first_failure(self, tests: Sequence[str]) -> str:
-        """The id of the first test that fails, what pytest says where it names none, or "".
+        """Run tests until one fails.
+
+        Returns:
+            id of that test, pytest's message if it names none, or "".
 
         Raises:
-            ValueError: there are no such tests.
+            ValueError: the tests do not exist.
         """
         command = [sys.executable, "-m", "pytest", "-x", "--tb=no", "-rfE", *tests]
         process = subprocess.Popen(
@@ -183,7 +219,11 @@ def _git(*arguments: str) -> list[str]:
 
 
 def page(mutants: Sequence[Mutant], outcomes: Mapping[str, Outcome], name: str = USUAL) -> str:
-    """The table of those that were run."""
+    """Write the table of the mutants that were run.
+
+    Returns:
+        Markdown.
+    """
     run = [(m, outcomes[m.key]) for m in mutants if m.key in outcomes]
     rows = [
         f"| `{m.file}` | {m.breaks} | {_told(o)} | {f'`{o.by}`' if o.verdict == 'killed' else o.by} |" for m, o in run
@@ -218,6 +258,11 @@ def _told(outcome: Outcome) -> str:
 
 
 def main() -> int:
+    """Run the mutants.
+
+    Returns:
+        exit code.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", default=USUAL, metavar="NAME", help="the list NAME.toml, not the usual one")
     parser.add_argument(
@@ -236,7 +281,8 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         clone = Clone(Path(folder))
-        for mutant in sorted(chosen, key=lambda m: m.key in outcomes):  # first those that were never run
+        # Mutants that were never run come first.
+        for mutant in sorted(chosen, key=lambda m: m.key in outcomes):
             last = outcomes.get(mutant.key)
             outcomes[mutant.key] = outcome = run_again(last, clone.judge(mutant, last))
             print(f"{outcome.verdict} {mutant.file}: {mutant.breaks} [{outcome.by}] {outcome.seconds} s", flush=True)

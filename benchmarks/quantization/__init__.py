@@ -1,1 +1,3 @@
-"""Quantized files of normdeploy and of others, judged by samples that calibrated none of them: see ``__main__``."""
+"""Quantized files of normdeploy and of other tools, judged with samples that calibrated none of them: see
+``__main__``.
+"""

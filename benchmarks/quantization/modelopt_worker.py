@@ -1,4 +1,5 @@
-"""Run by ModelOpt's own interpreter: ``modelopt_worker.py IN.onnx SAMPLES.npz OUT.onnx MODE METHOD SHAPES``.
+"""Quantize with ModelOpt, in its own interpreter: ``modelopt_worker.py IN.onnx SAMPLES.npz OUT.onnx MODE METHOD
+SHAPES``.
 
 It imports nothing of this project. Norms and everything that is not quantized stay float32, as in the other files.
 """
@@ -11,6 +12,7 @@ import numpy as np
 
 
 def main() -> None:
+    """Quantize one file."""
     source, samples, target, mode, method, shapes = sys.argv[1:]
     from modelopt.onnx.quantization import quantize
 

@@ -1,4 +1,4 @@
-"""The models, each with its samples and with what is measured of it."""
+"""Models with their samples and measures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from normdeploy.compare.metrics import cosine, nearest_neighbor_agreement, top_a
 from . import data, decoder, efficientnet, vision
 
 Feeds = dict[str, np.ndarray]
-AT_ONCE = 16  # samples a run, where they are judged
-CROPS = 32  # of each photograph that calibrate: of normdeploy's half judge, and of 256 one is 0.4 %
+# Samples a run, for judging.
+AT_ONCE = 16
+# Calibration crops of each photograph. Half of normdeploy's are used for judging; of 256, one is 0.4 %.
+CROPS = 32
 
 
 @dataclass(frozen=True)
 class Subject:
-    """``calibrate`` and ``judge`` give arrays, samples first; ``measures(output, reference, judged)`` gives
-    numbers by name, output and reference as [samples, …]."""
+    """One model.
+
+    Attributes:
+        calibrate: returns arrays, samples first.
+        judge: returns arrays, samples first.
+        measures: ``measures(output, reference, judged)`` returns numbers by name; output and reference are [samples,
+            …].
+        length: the second axis is a dynamic dim too.
+    """
 
     name: str
     title: str
@@ -33,30 +42,49 @@ class Subject:
     calibrate: Callable[[], Feeds]
     judge: Callable[[], Feeds]
     measures: Callable[[np.ndarray, np.ndarray, Feeds], dict[str, float]]
-    length: bool = False  # the second axis is a dynamic dim too
+    length: bool = False
 
     @cached_property
     def judged(self) -> Feeds:
+        """Return the samples for judging, drawn once."""
         return self.judge()
 
     def dynamic_shapes(self) -> tuple[Any, ...]:
+        """Describe the dynamic dims of each input.
+
+        Returns:
+            dims for torch.export.
+        """
         dims: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=64)}
         if self.length:
             dims[1] = torch.export.Dim("length", min=2, max=256)
         return tuple(dims for _ in self.judged_inputs())
 
     def judged_inputs(self) -> Feeds:
+        """Select the inputs among the judged arrays.
+
+        Returns:
+            name -> array.
+        """
         return {name: array for name, array in self.judged.items() if name != "labels"}
 
     def reference(self) -> np.ndarray:
-        """The model's answers in float64, in PyTorch; [samples, …]."""
+        """Run the model in float64, in PyTorch.
+
+        Returns:
+            [samples, …].
+        """
         wide = copy.deepcopy(self.build()).double()
         with torch.no_grad():
             return batched(lambda feeds: wide(*map(_wide, feeds.values())).numpy(), self.judged_inputs())
 
 
 def batched(run: Callable[[Feeds], np.ndarray], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    """``run`` on `AT_ONCE` samples at a time."""
+    """Call ``run`` with `AT_ONCE` samples at a time.
+
+    Returns:
+        outputs, concatenated.
+    """
     count = len(next(iter(feeds.values())))
     parts = range(0, count, AT_ONCE)
     return np.concatenate([run({name: a[i : i + AT_ONCE] for name, a in feeds.items()}) for i in parts])

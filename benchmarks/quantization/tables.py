@@ -1,4 +1,4 @@
-"""The results as they are kept, shown and drawn, and what they fall short of."""
+"""Store, show and plot the results, and list the missed requirements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 FILE = RESULTS / "quantization.json"
 FASTER, LOSS, LEFT = "faster", "loss, % more", "linears in float"
 AT_MOST = (LOSS, LEFT)
-# model, the beginning of a row's name, and what one such row has to reach
+# Model, start of a row's name, and values that one such row must reach.
 ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.97, "worst cosine": 0.995, LEFT: 12}),
     ("minilm", "normdeploy int8, tensorrt-rtx", {"nearest kept": 0.95, "worst cosine": 0.995, LEFT: 0}),
@@ -29,11 +29,17 @@ ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
 
 
 def read() -> dict[str, Any]:
+    """Read the results.
+
+    Returns:
+        the document.
+    """
     results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"models": {}}
     return results
 
 
 def write(results: dict[str, Any]) -> None:
+    """Write the results, the page and the plot."""
     results["machine"] = str(describe_machine())
     FILE.write_text(json.dumps(results, indent=1) + "\n")
     about = (RESULTS.parent / "quantization" / "__main__.py").read_text().split('"""')[1]
@@ -48,6 +54,11 @@ def write(results: dict[str, Any]) -> None:
 
 
 def table(rows: dict[str, Any]) -> str:
+    """Format the rows of a model.
+
+    Returns:
+        Markdown.
+    """
     measures = list(next(iter(rows.values()))["measures"])
     head = [
         "file",
@@ -86,8 +97,12 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """What normdeploy's files fall short of. A measure is reached where one file reaches all of it; a file that was not
-    made reaches nothing."""
+    """List the requirements that normdeploy's files miss. A requirement is met if one file meets all of it; a missing
+    file meets none.
+
+    Returns:
+        a text for each.
+    """
     short = []
     for model, start, asked in ASKED:
         rows = {n: told for n, told in results["models"].get(model, {}).items() if n.startswith(start)}
@@ -116,7 +131,7 @@ def _values(told: dict[str, Any], measure: str) -> list[float]:
 
 
 def plot(results: dict[str, Any]) -> None:
-    """Of each model its first measure by speed at batch 8, a point a file."""
+    """Plot each model's first measure over the speed at batch 8, one point per file."""
     try:
         import matplotlib
     except ImportError:

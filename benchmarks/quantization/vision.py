@@ -1,7 +1,9 @@
-"""A small MobileNetV2 (Sandler et al., arXiv 1801.04381), trained here: which of sixteen photographs is a crop of?
+"""Train a small MobileNetV2 (Sandler et al., arXiv 1801.04381) to name the photograph, one of sixteen, that a crop
+comes from.
 
-Batch norms behind every convolution, depthwise ones among them, ReLU6 and linear bottlenecks, as in the original, at a
-width that minutes on a CPU can train. Its task is its own; the statistics of its inputs are those of photographs.
+It has batch norms after every convolution, including depthwise ones, ReLU6 and linear bottlenecks, as in the original,
+at a width that can be trained in minutes on a CPU. The task is artificial, but the statistics of its inputs are those
+of photographs.
 """
 
 from __future__ import annotations
@@ -17,20 +19,29 @@ from torch import nn
 
 from . import data, environments
 
-OF_EACH = 160  # crops of a photograph
+# Crops of a photograph.
+OF_EACH = 160
 STEPS, BATCH, RATE = 800, 48, 4e-3
-# expansion, channels, blocks, stride of the first
+# Expansion, channels, blocks, stride of the first.
 STAGES = ((1, 16, 1, 1), (4, 24, 2, 2), (4, 32, 2, 2), (4, 64, 2, 2), (4, 96, 1, 1))
 FIRST, LAST = 16, 256
 
 
 def layer(inner: int, outer: int, size: int = 1, stride: int = 1, groups: int = 1, *, bent: bool = True) -> nn.Module:
+    """Build a convolution with batch norm.
+
+    Args:
+        bent: add ReLU6.
+
+    Returns:
+        the module.
+    """
     conv = nn.Conv2d(inner, outer, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outer), *([nn.ReLU6()] if bent else []))
 
 
 class Inverted(nn.Module):
-    """1×1 up, 3×3 depthwise, 1×1 down without an activation; added to its input where the shapes are alike."""
+    """1×1 up, 3×3 depthwise, 1×1 down without an activation; added to its input if the shapes are equal."""
 
     def __init__(self, inner: int, outer: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -62,7 +73,11 @@ class MobileNet(nn.Module):
 
 @cache
 def load() -> MobileNet:
-    """The network with the weights that `train` gave, which are kept in the cache."""
+    """Load the network with the weights from `train`, which are cached.
+
+    Returns:
+        the module in eval mode.
+    """
     text = Path(__file__).read_bytes() + data.crops("train", OF_EACH, seed=0).images.tobytes()
     kept = environments.cache() / f"mobilenet-{hashlib.sha256(text).hexdigest()[:16]}.safetensors"
     if not kept.exists():
@@ -73,7 +88,11 @@ def load() -> MobileNet:
 
 
 def train() -> MobileNet:
-    """AdamW with a cosine schedule, on one thread, from a fixed seed; crops are mirrored at random."""
+    """Train with AdamW and a cosine schedule, on one thread, with a fixed seed; crops are mirrored at random.
+
+    Returns:
+        the module.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     crops, start = data.crops("train", OF_EACH, seed=0), time.perf_counter()

@@ -1,4 +1,4 @@
-"""The command line of the verdicts (see the package's docstring)."""
+"""Command line of the verdicts (see the package's docstring)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from .pairs import LEFT_OUT, Pair, pairs
 from .rows import RESULTS, Row, append, current_commit, read, write
 from .table import PAGE, page
 
-SECONDS = 900  # of wall time for one pair
-MEMORY = 8 << 30  # bytes of address space
+# Wall time for one pair.
+SECONDS = 900
+# Bytes of address space.
+MEMORY = 8 << 30
 
 
 def child(pair: Pair, sink: Connection, folder: Path, faults: Collection[str]) -> None:
+    """Judge a pair in the child process, with limited memory."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     judge(pair, sink.send, folder, faults)
@@ -33,12 +36,16 @@ def child(pair: Pair, sink: Connection, folder: Path, faults: Collection[str]) -
 
 
 def run(pair: Pair, limit: float = SECONDS, faults: Collection[str] = tuple(FAULTS)) -> Row:
-    """Judge ``pair`` in a process of its own; a crash or the time limit ends that pair alone."""
+    """Judge ``pair`` in a separate process; a crash or the time limit ends only that pair.
+
+    Returns:
+        the row.
+    """
     row = Row(pair.name, pair.kind, pair.made_by, commit=current_commit())
     context = multiprocessing.get_context("fork")
     source, sink = context.Pipe(duplex=False)
     until = time.monotonic() + limit
-    # The child may be killed, so that its folder is the parent's to delete.
+    # The child may be killed, so the parent deletes its folder.
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=child, args=(pair, sink, Path(folder), faults))
         process.start()
@@ -54,7 +61,7 @@ def run(pair: Pair, limit: float = SECONDS, faults: Collection[str] = tuple(FAUL
                 break
         process.join()
     if row.stage == OPENING and process.exitcode:
-        # The tool wrote what nobody can run: no right file.
+        # The tool wrote a file that can't run, so there is no right file.
         row.not_made, row.broken = f"onnxruntime crashes when it opens the file ({process.exitcode})", ""
     elif not row.broken and process.exitcode:
         row.broken = f"{row.stage}: the process ended with {process.exitcode}"
@@ -62,6 +69,11 @@ def run(pair: Pair, limit: float = SECONDS, faults: Collection[str] = tuple(FAUL
 
 
 def chosen(given: argparse.Namespace, done: dict[str, Row]) -> list[Pair]:
+    """Select the pairs to judge.
+
+    Returns:
+        pairs.
+    """
     listed = [pair for pair in pairs() if given.only in pair.name][: given.count]
     if given.part:
         part, parts = map(int, given.part.split("/"))
@@ -71,6 +83,7 @@ def chosen(given: argparse.Namespace, done: dict[str, Row]) -> list[Pair]:
 
 
 def main() -> None:
+    """Judge the pairs and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts")
     parser.add_argument("--only", default="", metavar="NAME", help="pairs with this text in their name")
     parser.add_argument("--count", type=int, metavar="N", help="the first N pairs")
@@ -86,7 +99,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    # Each process appends to a file of its own; the results are merged from all of them.
+    # Each process appends to its own file; the results are merged from all of them.
     kept = Path(tempfile.gettempdir()) / "normdeploy-verdicts"
     mine = kept / f"rows-{(given.part or 'all').replace('/', '-of-')}.jsonl"
     left = [] if given.table else chosen(given, gathered(kept))
@@ -103,7 +116,11 @@ def main() -> None:
 
 
 def gathered(kept: Path) -> dict[str, Row]:
-    """Return the rows of the results and of all processes, newer ones in the place of older ones."""
+    """Collect the rows of the results and of all processes; newer ones replace older ones.
+
+    Returns:
+        name -> row.
+    """
     rows = read(RESULTS)
     for path in sorted(kept.glob("rows-*.jsonl"), key=lambda path: path.stat().st_mtime):
         rows |= read(path)
@@ -111,6 +128,7 @@ def gathered(kept: Path) -> dict[str, Row]:
 
 
 def save(rows: dict[str, Row]) -> None:
+    """Write the results and the page."""
     listed = [pair.name for pair in pairs()]
     # Rows stay if the package of their pair is not installed here.
     ordered = sorted((row for row in rows.values() if row.name not in LEFT_OUT), key=lambda row: row.name)

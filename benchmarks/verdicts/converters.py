@@ -1,4 +1,4 @@
-"""Tools for one kind of runtime or weight: onnxruntime's optimizer of transformers, four bits, QOperator files, other
+"""Tools for one kind of runtime or weight: onnxruntime's optimizer for transformers, four bits, QOperator files, other
 opsets, and torchao's quantizer of exported programs.
 """
 
@@ -24,16 +24,21 @@ _SAMPLES = 32
 
 
 def _transformers(*, half: bool) -> Tool:
-    """Write the fused nodes of onnxruntime's optimizer of transformers, for BERT."""
+    """Write the fused nodes of onnxruntime's optimizer for transformers, for BERT."""
 
     def optimize(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
+        """Optimize the file.
+
+        Returns:
+            the model.
+        """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             onnx.save(proto, path)
             made = optimize_model(str(path), model_type="bert", opt_level=0)
             if half:
                 made.convert_float_to_float16(keep_io_types=True)
-            # It states the opset of its own domain only as it saves.
+            # The tool adds the opset of its own domain only when it saves.
             made.save_model_to_file(str(path))
             return onnx.load(path)
 
@@ -42,6 +47,11 @@ def _transformers(*, half: bool) -> Tool:
 
 def _four_bits(form: QuantFormat, *, symmetric: bool) -> Tool:
     def quantize(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
+        """Quantize the weights.
+
+        Returns:
+            the model.
+        """
         config = DefaultWeightOnlyQuantConfig(block_size=_BLOCK, is_symmetric=symmetric, quant_format=form)
         quantizer = MatMulNBitsQuantizer(proto, algo_config=config)
         quantizer.process()
@@ -55,6 +65,7 @@ def _operators(proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
     """Write QLinearConv and the like, with one scale for each tensor."""
 
     def quantize(ready: Path, target: Path) -> None:
+        """Quantize a prepared file."""
         quantize_static(ready, target, Reader(feeds), quant_format=QuantFormat.QOperator, reduce_range=True)
 
     return int8(proto, quantize)
@@ -82,7 +93,11 @@ CONVERTERS: dict[str, Tool] = {
 
 
 def torchao(net: Net, open_dims: bool) -> onnx.ModelProto:
-    """Quantize the exported program as torchao's users do for CPUs, and write it by torch's exporter."""
+    """Quantize the exported program as torchao's users do for CPUs, and write it with torch's exporter.
+
+    Returns:
+        the model.
+    """
     pt2e = import_module("torchao.quantization.pt2e.quantize_pt2e")
     x86 = import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())

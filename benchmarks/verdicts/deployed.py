@@ -47,7 +47,7 @@ class Normalized(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Take bytes with channels last, as cameras give them."""
+    """Take bytes with channels last, as cameras produce them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def _halved(x: torch.Tensor, weight: torch.Tensor, most: int) -> torch.Tensor:
 
 
 class Settling(nn.Module):
-    """Run a loop whose length its values decide."""
+    """Run a loop whose length depends on its values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The six faults, each planted into a copy of a right file.
+"""Plant one of six faults into a copy of a right file.
 
-A planter yields candidates in a drawn order; the judge takes the first one that runs, keeps the shapes and can be
-observed. ``names`` are the nodes (with their outputs) and weights of which ``bisect`` must name one.
+A planter yields candidates in a random order; the judge takes the first one that runs, keeps the shapes and can be
+observed. ``names`` are the nodes (with their outputs) and weights; ``bisect`` must name one of them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,34 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 Nodes = Sequence[onnx.NodeProto]
 MOVED, TIMES = 1e-3, 10.0
-EPSILONS = (1e-13, 2e-2)  # an added scalar in this range stabilizes a division, a root or a logarithm
+# An added scalar in this range stabilizes a division, a root or a logarithm.
+EPSILONS = (1e-13, 2e-2)
 
 
 @dataclass(frozen=True)
 class Right:
-    """What a planter knows of the right file: the example's batch, and the element types of tensors that inference
-    finds."""
+    """Facts about the right file.
+
+    Attributes:
+        batch: the example's batch.
+        kinds: element types of tensors that inference finds.
+    """
 
     batch: int
     kinds: Mapping[str, int]
 
     def is_float32(self, name: str) -> bool:
+        """Check the type of a tensor.
+
+        Returns:
+            true if it is known to be float32.
+        """
         return self.kinds.get(name) == TensorProto.FLOAT
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A faulty file, its fault in words, and what names it."""
+    """Faulty file, its fault in words, and the names that identify it."""
 
     proto: onnx.ModelProto
     words: str
@@ -45,6 +55,11 @@ Planter = Callable[[onnx.ModelProto, random.Random, Right], Iterator[Planted]]
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy a model.
+
+    Returns:
+        the copy.
+    """
     return onnx.ModelProto.FromString(proto.SerializeToString())
 
 
@@ -71,7 +86,11 @@ def _floats(tensors: Sequence[TensorProto]) -> list[int]:
 
 
 def weight(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Move the largest element of one weight by 1e-3 of its size."""
+    """Move the largest element of one weight by 1e-3 of its size.
+
+    Yields:
+        candidates.
+    """
     found = _floats(proto.graph.initializer)
     draw.shuffle(found)
     for index in found:
@@ -83,7 +102,7 @@ def weight(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterato
 
 
 def _move(tensor: TensorProto) -> bool:
-    """Move the largest element; False where the type can't hold the difference."""
+    """Move the largest element; return false if the type can't represent the difference."""
     value = numpy_helper.to_array(tensor).copy()
     place = int(np.argmax(np.abs(value)))
     before = value.flat[place]
@@ -98,7 +117,11 @@ def _move(tensor: TensorProto) -> bool:
 
 
 def epsilon(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Multiply one epsilon, an attribute or a small constant that is added, by ten."""
+    """Multiply one epsilon, an attribute or a small constant that is added, by ten.
+
+    Yields:
+        candidates.
+    """
     for index in _shuffled(len(proto.graph.node), draw):
         made = copied(proto)
         if _widen(made.graph.node[index], made.graph):
@@ -115,7 +138,7 @@ def _widen(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
             attribute.f *= TIMES
             return True
     if node.op_type == "BatchNormalization":
-        # Absent, epsilon has the standard's default.
+        # Without the attribute, epsilon has the standard's default.
         node.attribute.append(helper.make_attribute("epsilon", 1e-5 * TIMES))
         return True
     if node.op_type not in ("Add", "Max", "Clip"):
@@ -145,7 +168,11 @@ def _constant(graph: onnx.GraphProto, name: str) -> np.ndarray | None:
 
 
 def other_batch(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Scale one tensor by batch / (the example's batch), as a divisor does that was recorded at the example's batch."""
+    """Scale one tensor by batch / (the example's batch), like a divisor that was recorded at the example's batch.
+
+    Yields:
+        candidates.
+    """
     first = proto.graph.input[0]
     dims = first.type.tensor_type.shape.dim
     if not dims or dims[0].HasField("dim_value"):
@@ -179,7 +206,11 @@ def _scaled(made: onnx.ModelProto, index: int, first: str, batch: int) -> Plante
 
 
 def kinds_of(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the element types of the main graph's tensors as far as inference finds them."""
+    """Infer the element types of the main graph's tensors.
+
+    Returns:
+        name -> element type, as far as inference finds it.
+    """
     graph = onnx.shape_inference.infer_shapes(proto).graph
     return {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output)}
 
@@ -188,7 +219,11 @@ def kinds_of(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def body(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Move a weight that a body of If, Loop, Scan or a function reads, or scale one of its tensors by 1 + 1e-3."""
+    """Move a weight that a body of If, Loop, Scan or a function reads, or scale one of its tensors by 1 + 1e-3.
+
+    Yields:
+        candidates.
+    """
     for number in range(len(_bodies(proto))):
         _, nodes = _bodies(proto)[number]
         for index in _shuffled(len(nodes), draw):
@@ -216,7 +251,7 @@ _FLOAT_OPS = {
 
 
 def _scale_output(node: onnx.NodeProto, nodes: onnx.GraphProto | Nodes, index: int) -> bool:
-    """Put a Mul by 1.001 behind ``node``."""
+    """Add a Mul by 1.001 after ``node``."""
     if node.op_type not in _FLOAT_OPS or not node.output:
         return False
     kept = node.output[0]
@@ -255,7 +290,11 @@ def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def axis(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Swap two axes of a Transpose, or take another axis in a reduction, a Softmax, a Concat or a norm."""
+    """Swap two axes of a Transpose, or use another axis in a reduction, a Softmax, a Concat or a norm.
+
+    Yields:
+        candidates.
+    """
     for index in _shuffled(len(proto.graph.node), draw):
         node = proto.graph.node[index]
         for number in range(6):
@@ -269,7 +308,7 @@ _AXIS = {"Softmax", "LogSoftmax", "Concat", "ArgMax", "ArgMin", "LpNormalization
 
 
 def _turn(node: onnx.NodeProto, graph: onnx.GraphProto, number: int) -> str:
-    """Change an axis of ``node`` in the ``number``-th way; "" where there is none."""
+    """Change an axis of ``node`` in the ``number``-th way; return "" if there is none."""
     attributes = {a.name: a for a in node.attribute}
     if node.op_type == "Transpose" and "perm" in attributes:
         perm = list(attributes["perm"].ints)
@@ -321,7 +360,11 @@ def _turn_reduction(
 
 
 def precision(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[Planted]:
-    """Round one weight to bfloat16, or compute one linear node in float16."""
+    """Round one weight to bfloat16, or compute one linear node in float16.
+
+    Yields:
+        candidates.
+    """
     makers: list[Planter] = [_rounded, _narrow]
     draw.shuffle(makers)
     if any(t.data_type == TensorProto.FLOAT16 for t in proto.graph.initializer):

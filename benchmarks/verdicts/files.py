@@ -1,9 +1,9 @@
-"""Files that others wrote, as references: real ones out of packages, the corpus's of other frameworks, scikit-learn's,
-and files with loops, branches and functions.
+"""Files of other tools as references: real ones from packages, the corpus's of other frameworks, scikit-learn's, and
+files with loops, branches and functions.
 
-Real files are read from where their packages are installed (``pip install --no-deps --target FOLDER silero-vad magika
+Real files are read from the folders of their packages (``pip install --no-deps --target FOLDER silero-vad magika
 rapidocr rapidocr-onnxruntime skl2onnx scikit-learn scipy joblib threadpoolctl cloudpickle``, with FOLDER in
-PYTHONPATH); what is not installed is left out, and the table says so.
+PYTHONPATH). Files of missing packages are left out, and the table says so.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Source:
-    """A file, the sizes of its inputs at two places (the second is empty where all are fixed).
+    """File with the sizes of its inputs.
 
-    ``below`` bounds integer inputs; an input in ``constants`` has that value alone. ``specs`` are what a user states as
-    ``--input``. Empty ``tools``: one in turn.
+    Attributes:
+        other_shapes: second set of sizes; empty if all are fixed.
+        below: bound of integer inputs.
+        constants: inputs with a single value.
+        specs: specifications that a user passes as ``--input``.
+        tools: empty for one in turn.
     """
 
     name: str
@@ -43,6 +47,11 @@ class Source:
     tools: tuple[str, ...] = ()
 
     def feeds(self, proto: onnx.ModelProto) -> tuple[list[Feeds], list[Feeds]]:
+        """Draw inputs.
+
+        Returns:
+            eight feeds at the first sizes, four at the others.
+        """
         first = [self._drawn(proto, self.shapes, seed) for seed in range(8)]
         return first, [
             self._drawn(proto, self.other_shapes, seed) for seed in range(8, 12)
@@ -64,6 +73,11 @@ class Source:
 
 
 def sources() -> Iterator[Source]:
+    """Yield all sources.
+
+    Yields:
+        sources.
+    """
     yield from _frameworks()
     yield from _written()
     yield from _learners()
@@ -72,7 +86,7 @@ def sources() -> Iterator[Source]:
 
 
 def _frameworks() -> Iterator[Source]:
-    """Every eighth float32 file of the corpus by TensorFlow's, JAX's and PaddlePaddle's exporters."""
+    """Yield every eighth float32 file of the corpus from TensorFlow's, JAX's and PaddlePaddle's exporters."""
     found = [(entry, proto) for entry, proto in foreign() if entry.dtype == "float32"]
     for entry, proto in found[::8]:
         other = entry.shapes[1] if len(entry.shapes) > 1 else ()
@@ -124,7 +138,7 @@ def _learned(name: str) -> onnx.ModelProto:
 
 
 def _trees() -> Iterator[Source]:
-    """Gradient-boosted trees, as onnxmltools writes them."""
+    """Yield gradient-boosted trees, as onnxmltools writes them."""
     if find_spec("onnxmltools") is None:
         return
     for name, tool in (
@@ -205,7 +219,7 @@ def _real() -> Iterator[Source]:
 
 
 def _voice_specs(name: str) -> tuple[str, ...]:
-    """Return what a user of the package knows: chunks of 512 samples after 64 of the past, at 16 kHz."""
+    """Return the facts that a user of the package knows: chunks of 512 samples after 64 of the past, at 16 kHz."""
     if name in ("silero_vad_openvino_16k", "silero_vad_16k_sequence"):
         return ()
     specs = ("input:float32[batch=1:2:4,576]", "state:float32[2,batch,128]")

@@ -26,13 +26,15 @@ from .observe import Effect, Observer, session
 from .pairs import Made, Pair
 from .tools import quieted
 
-CANDIDATES = 24  # of one fault that are tried until one can be observed
-OPENING = "open the file in onnxruntime"  # which crashes on some
+# Candidates of one fault that are tried until one can be observed.
+CANDIDATES = 24
+# This step crashes for some files.
+OPENING = "open the file in onnxruntime"
 Report = Callable[[dict[str, Any]], None]
 
 
 def judge(pair: Pair, report: Report, folder: Path, faults: Collection[str] = tuple(FAULTS)) -> None:
-    """Report {"stage": …} before each step, and what was found after it."""
+    """Judge a pair; report {"stage": …} before each step, and the result after it."""
     report({"stage": "make"})
     try:
         made = pair.make(folder)
@@ -40,7 +42,8 @@ def judge(pair: Pair, report: Report, folder: Path, faults: Collection[str] = tu
         report({"stage": OPENING})
         session(right, optimized=True)
         observer = Observer(made, right) if faults else None
-    except Exception as error:  # a tool raises anything; the pair does not exist then
+    # Tools raise any exception; then the pair does not exist.
+    except Exception as error:
         report({"not_made": _line(error)})
         return
     report({"stage": "verify the right file"})
@@ -101,7 +104,8 @@ def _verdict(made: Made, path: Path) -> str:
             found = normdeploy.verify(made.reference, path, **made.call)
     except NormdeployError as error:
         return f"refused: {_line(error)}"
-    except Exception as error:  # a crash of ours is a result, too
+    # A crash of ours is also a result.
+    except Exception as error:
         return f"crash: {_line(error)}"
     return _told(found)
 
@@ -117,9 +121,10 @@ def _told(found: Comparison) -> str:
 
 
 def _found(made: Made, path: Path, planted: Planted) -> tuple[str, bool, str]:
-    """Return the verdict of a faulty file, whether the first fault names the planted node or weight, and what it says.
+    """Bisect a faulty file. `bisect` begins with the comparison of `verify`; that runs again only if it does not fail.
 
-    `bisect` begins with the comparison that `verify` makes; it is made again only where it does not fail.
+    Returns:
+        the verdict, whether the first fault names the planted node or weight, and its text.
     """
     try:
         with quieted():
@@ -136,22 +141,26 @@ def _found(made: Made, path: Path, planted: Planted) -> tuple[str, bool, str]:
     return verdict, bool(planted.names & named_by(first)), _cut(said)
 
 
-# An apostrophe ("the model's") opens no quote; a name that holds one is quoted by the other sign.
+# An apostrophe ("the model's") opens no quote; a name that contains one is quoted with the other sign.
 _QUOTED = re.compile(r"""(?<!\w)(?:'([^']+)'|"([^"]+)")""")
 # The inliner of functions numbers the names of each call.
 _CALL = re.compile(r"__\d+$")
 
 
 def named_by(fault: Fault) -> set[str]:
-    """Return the tensor, the nodes ("Conv node_conv2d") and what the cause quotes, in a function as the file names
-    them."""
+    """Collect the names in a fault: the tensor, the nodes ("Conv node_conv2d") and the quoted names of the cause. Names
+    in a function are those of the file.
+
+    Returns:
+        names.
+    """
     quoted = [single or double for single, double in _QUOTED.findall(fault.cause)]
     named = [fault.tensor, *(node.rpartition(" ")[2] for node in fault.nodes), *quoted]
     return {*named, *(_CALL.sub("", name) for name in named)}
 
 
 def _line(error: BaseException) -> str:
-    """Return the error in one line, without the folder of this run."""
+    """Return the error on one line, without the folder of this run."""
     return _cut(re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+/", "", f"{type(error).__name__}: {error}"))
 
 

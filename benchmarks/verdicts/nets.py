@@ -1,4 +1,4 @@
-"""Nets that stand for what users deploy, with the inputs that they take.
+"""Nets that represent the models of users, with their inputs.
 
 The nets of `benchmarks.verify_alarms` are the plain ones; `vision` and `sequences` add larger mixtures.
 """
@@ -22,7 +22,7 @@ LENGTH = ("seq", 2, 6, 40)
 
 @dataclass(frozen=True)
 class Net:
-    """A module and its inputs. ``routes`` limits the exporters that can write it ("" is any)."""
+    """Module and its inputs. ``routes`` limits the exporters that can write it ("" is any)."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -31,6 +31,7 @@ class Net:
 
     @property
     def dims(self) -> dict[str, tuple[str, int, int, int]]:
+        """Return the dynamic dims by name."""
         return {size[0]: size for i in self.inputs for size in i.shape if not isinstance(size, int)}
 
     @property
@@ -39,16 +40,29 @@ class Net:
         return [_spec(i) for i in self.inputs]
 
     def build(self) -> nn.Module:
-        """Return the module in eval mode with scales, shifts and statistics that training may leave."""
+        """Build the module in eval mode with scales, shifts and statistics like trained ones.
+
+        Returns:
+            the module.
+        """
         torch.manual_seed(0)
         return randomised(self.make())
 
     def args(self, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[torch.Tensor, ...]:
+        """Draw inputs.
+
+        Returns:
+            tensors.
+        """
         generator = torch.Generator().manual_seed(seed)
         return tuple(i.sample(generator, dims) for i in self.inputs)
 
     def other_dims(self) -> dict[str, int]:
-        """Return for each dim a size that is not the example's."""
+        """Pick for each dim a size other than the example's.
+
+        Returns:
+            name -> size.
+        """
         return {name: low if low > 1 else min(opt + 1, high) for name, low, opt, high in self.dims.values()}
 
 
@@ -59,10 +73,20 @@ def _spec(given: Input) -> str:
 
 
 def floats(*shape: int | tuple[str, int, int, int], name: str = "x") -> tuple[Input, ...]:
+    """Describe a float32 input.
+
+    Returns:
+        a tuple of one input.
+    """
     return (Input(name, "float32", shape),)
 
 
 def ids(*shape: int | tuple[str, int, int, int], high: int, name: str = "ids") -> tuple[Input, ...]:
+    """Describe an int64 input.
+
+    Returns:
+        a tuple of one input.
+    """
     return (Input(name, "int64", shape, high),)
 
 
@@ -77,7 +101,7 @@ _INPUTS = {
 
 
 class OneInput(nn.Module):
-    """A net whose input has a name: of ``*args`` torch.export asks for dims in another form."""
+    """Net whose input has a name; for ``*args`` torch.export takes dims in another form."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -1,12 +1,14 @@
-"""Decide without ``verify`` whether a fault can be observed.
+"""Decide without ``verify`` if a fault can be observed.
 
 The right and the faulty file run in onnxruntime on eight random inputs at the example's sizes and four at other sizes.
 A fault is observable if it moves an output by more than `TIMES` the error that precision explains. That error is the
 largest of four differences over these inputs: between the right file and the module in float64 (or the reference file
 as it runs); between onnxruntime's optimizer on and off; between an input and its neighbors in floating point; and half
-a unit in the last place of the largest value. Two right evaluations may lie on opposite sides of the true value, so a
-difference of twice the first is no fault. `TIMES` is twice that again, because twelve inputs do not reach the worst
-rounding. An integer output counts the elements that differ.
+a unit in the last place of the largest value.
+
+Two right evaluations may lie on opposite sides of the true value, so a difference of twice the first is not a fault.
+`TIMES` is twice that again, because twelve inputs do not reach the worst rounding. For an integer output, the elements
+that differ are counted.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ Outputs = list[np.ndarray]
 
 
 def session(proto: onnx.ModelProto, *, optimized: bool) -> ort.InferenceSession:
+    """Open a session with one thread.
+
+    Returns:
+        the session.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     if not optimized:
@@ -34,7 +41,11 @@ def session(proto: onnx.ModelProto, *, optimized: bool) -> ort.InferenceSession:
 
 
 def ran(made: ort.InferenceSession, feeds: Feeds) -> Outputs:
-    """Run ``made`` on feeds by position, in the types that it takes."""
+    """Run ``made`` on feeds by position, in the types that it takes.
+
+    Returns:
+        outputs.
+    """
     types = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
     given = {
         i.name: a.astype(types.get(i.type, a.dtype)) for i, a in zip(made.get_inputs(), feeds.values(), strict=True)
@@ -43,7 +54,11 @@ def ran(made: ort.InferenceSession, feeds: Feeds) -> Outputs:
 
 
 def neighbors(feeds: Feeds, rng: np.random.Generator) -> Feeds:
-    """Move each float to the next number above or below."""
+    """Move each float to the next number above or below.
+
+    Returns:
+        the moved feeds.
+    """
     moved = {}
     for name, array in feeds.items():
         if array.dtype.kind == "f":
@@ -54,7 +69,11 @@ def neighbors(feeds: Feeds, rng: np.random.Generator) -> Feeds:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference; infinite where one alone is finite, the count of unequal integers."""
+    """Measure the largest difference.
+
+    Returns:
+        infinite if only one is finite; for integers the number of unequal elements.
+    """
     if one.dtype.kind != "f":
         return float(np.count_nonzero(one != other))
     a, b = one.astype(np.float64), other.astype(np.float64)
@@ -65,7 +84,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Effect:
-    """How far a fault moves an output, in units of what precision explains there."""
+    """Effect of a fault on an output, relative to the error that precision explains there."""
 
     ratio: float
     moved: float
@@ -73,11 +92,12 @@ class Effect:
 
     @property
     def observable(self) -> bool:
+        """Return whether the effect is large enough."""
         return self.ratio > TIMES
 
 
 class Observer:
-    """Holds the right file's results and what precision explains of each output."""
+    """Hold the right file's results and the error of each output that precision explains."""
 
     def __init__(self, made: Made, right: onnx.ModelProto) -> None:
         self.feeds = [*made.feeds, *made.other_feeds]
@@ -98,9 +118,11 @@ class Observer:
                 self.explained[place] = max(self.explained[place], *apart, least(output))
 
     def effect(self, faulty: onnx.ModelProto) -> Effect | None:
-        """Return the largest effect over the outputs; None where the file does not run or changes a shape.
+        """Measure the largest effect over the outputs. The file runs in a child process, because some faulty files
+        crash onnxruntime.
 
-        It runs in a child: onnxruntime ends the process at some faulty files.
+        Returns:
+            the effect, or None if the file does not run or changes a shape.
         """
         context = multiprocessing.get_context("fork")
         source, sink = context.Pipe(duplex=False)
@@ -118,7 +140,8 @@ class Observer:
         try:
             made = session(faulty, optimized=False)
             outputs = [ran(made, feeds) for feeds in self.feeds]
-        except Exception:  # onnxruntime's errors share no base class
+        # onnxruntime's errors share no base class.
+        except Exception:
             return None
         pairs = list(zip(self.right, outputs, strict=True))
         if any(a.shape != b.shape for right, wrong in pairs for a, b in zip(right, wrong, strict=True)):
@@ -131,7 +154,11 @@ class Observer:
 
 
 def least(output: np.ndarray) -> float:
-    """Return half a unit in the last place of the largest value; of integers half an element."""
+    """Return half a unit in the last place of the largest value; for integers half an element.
+
+    Returns:
+        number.
+    """
     if output.dtype.kind != "f":
         return 0.5
     finite = np.abs(output[np.isfinite(output)].astype(np.float64)).max(initial=0.0)

@@ -1,4 +1,4 @@
-"""The pairs: a reference (a module, a .pt2 or a file), and a file that another tool made of it."""
+"""Build the pairs: a reference (a module, a .pt2 or a file), and a file that another tool made from it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ NETS: tuple[Net, ...] = (*VISION, *SEQUENCES, *PLAIN)
 MODULE, PROGRAM, FILE = "module", ".pt2", "file"
 _EXPORTERS = {**EXPORTERS, "torchao PT2E": torchao}
 _TOOLS = {**TOOLS, **CONVERTERS}
-SAMPLES = 128  # calibrate an int8 file
+# Calibration samples of an int8 file.
+SAMPLES = 128
 
 
 @dataclass(frozen=True)
 class Made:
-    """A pair on disk.
+    """Pair on disk.
 
-    ``reference`` is the first argument of ``verify``; ``call`` holds its keyword arguments. ``feeds`` are inputs by
-    the file's names at the example's sizes, ``other_feeds`` at other ones. ``truth`` answers them independently of
-    ``verify``; where it is None, the reference file's own run does.
+    Attributes:
+        reference: first argument of ``verify``.
+        feeds: inputs by the file's names, at the example's sizes.
+        other_feeds: inputs at other sizes.
+        truth: computes outputs independently of ``verify``; None if the reference file's own run does.
+        call: keyword arguments of ``verify``.
     """
 
     reference: Any
@@ -48,7 +52,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Pair:
-    """``make`` writes the pair into a folder; it raises what the tools raise."""
+    """One pair. ``make`` writes it into a folder; it raises the tools' exceptions."""
 
     name: str
     kind: str
@@ -57,12 +61,16 @@ class Pair:
 
     @property
     def order(self) -> str:
-        """Sort by this to get a mixture of all kinds first."""
+        """Return a sort key that mixes all kinds."""
         return hashlib.sha256(self.name.encode()).hexdigest()
 
 
 def pairs() -> list[Pair]:
-    """Return every pair, in an order that mixes the kinds."""
+    """List every pair, in an order that mixes the kinds.
+
+    Returns:
+        pairs.
+    """
     every = [*_of_nets(), *_of_deployments(), *_of_files()]
     return sorted((pair for pair in every if pair.name not in LEFT_OUT), key=lambda pair: pair.order)
 
@@ -99,7 +107,7 @@ _TURNS = (
 def _of_nets() -> Iterator[Pair]:
     for number, net in enumerate(NETS):
         if net.routes == "torchscript":
-            # Only a file says what a scripted branch or loop is: torch.export does not trace the module.
+            # Only a file shows what a scripted branch or loop is, because torch.export does not trace the module.
             for tool in ("onnxsim", "onnxslim", "onnxruntime basic"):
                 yield _derived(net, net.routes, tool, FILE)
             continue
@@ -154,7 +162,7 @@ def _of_deployments() -> Iterator[Pair]:
 
 def _exported(net: Net, exporter: str, kind: str, *, open_dims: bool) -> Pair:
     words = "" if open_dims else ", fixed sizes"
-    # A file of the same exporter at the same sizes would be the same pair again.
+    # A file of the same exporter at the same sizes would repeat the pair.
     name = f"{net.name} | {kind} | {exporter}{words}"
     return Pair(name, kind, exporter, lambda folder: _write(net, exporter, "", kind, open_dims, folder))
 
@@ -172,7 +180,7 @@ def _write(net: Net, exporter: str, tool: str, kind: str, open_dims: bool, folde
         exported = _EXPORTERS[exporter](net, open_dims)
     path, file = folder / "reference.onnx", folder / "file.onnx"
     onnx.save(exported, path)
-    # Ranges that few inputs gave would saturate on others.
+    # Ranges from few inputs would saturate on others.
     samples = [_named(net, net.args(seed)) for seed in range(100, 100 + SAMPLES)]
     onnx.save(applied(_TOOLS[tool], exported, samples) if tool else exported, file)
     integers = any(not i.dtype.startswith("float") for i in net.inputs)
@@ -184,7 +192,7 @@ def _write(net: Net, exporter: str, tool: str, kind: str, open_dims: bool, folde
             shapes = dynamic_shapes(net) if open_dims else None
             torch.export.save(torch.export.export(module, net.args(), dynamic_shapes=shapes), reference)
     elif kind == FILE:
-        # A file states its own sizes; what integers may be only its user knows.
+        # A file states its own sizes; only its user knows the range of integers.
         reference, call = path, {"inputs": net.specs} if integers else {}
     return Made(reference, file, feeds, others, _eager(net.build()), path, call)
 
@@ -194,10 +202,15 @@ def _named(net: Net, args: tuple[torch.Tensor, ...]) -> Feeds:
 
 
 def _eager(module: nn.Module) -> Callable[[Feeds], list[np.ndarray]]:
-    """Return the module in float64."""
+    """Return a function that runs the module in float64."""
     wide = module.double()
 
     def answer(feeds: Feeds) -> list[np.ndarray]:
+        """Run the module.
+
+        Returns:
+            outputs.
+        """
         args = [torch.from_numpy(a) for a in feeds.values()]
         args = [a.double() if a.is_floating_point() else a for a in args]
         with torch.no_grad():
@@ -224,6 +237,11 @@ def _chosen(source: Source, number: int) -> Iterable[str]:
 
 def _writer(source: Source, tool: str) -> Callable[[Path], Made]:
     def make(folder: Path) -> Made:
+        """Write the pair.
+
+        Returns:
+            the pair on disk.
+        """
         proto = source.load()
         feeds, others = source.feeds(proto)
         path, file = folder / "reference.onnx", folder / "file.onnx"

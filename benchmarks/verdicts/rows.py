@@ -1,4 +1,4 @@
-"""One row for each pair, gathered from what its process reported, and where rows are kept."""
+"""Collect one row for each pair from the reports of its process, and store the rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ RESULTS = Path(__file__).parents[1] / "results" / "verdicts.json"
 
 @dataclass
 class Row:
-    """``right`` is "pass", or why not; "" where the pair could not be made, which ``not_made`` explains.
+    """Result for one pair.
 
-    ``broken`` says at which stage its process crashed or ran out of time. ``commit`` is that of the code that judged
-    it, with its date; "" is unknown.
+    Attributes:
+        right: "pass", or the reason for a failure; "" if the pair could not be made.
+        not_made: why it could not be made.
+        broken: stage at which its process crashed or ran out of time.
+        commit: date and hash of the code that judged it; "" if unknown.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Row:
     faults: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, report: dict[str, Any]) -> None:
+        """Add one report of the process."""
         if "stage" in report:
             self.stage = report["stage"]
         elif "fault" in report:
@@ -42,12 +46,16 @@ class Row:
             self.right, self.seconds = report["right"], report["seconds"]
 
     def has_run(self, faults: Iterable[str]) -> bool:
-        """Return whether the right file and all of ``faults`` were judged, or can't be."""
+        """Check if the right file and all of ``faults`` were judged, or can't be.
+
+        Returns:
+            true if nothing is left to run.
+        """
         return bool(self.not_made or self.broken) or bool(self.right and set(faults) <= set(self.faults))
 
     @property
     def wrong(self) -> list[str]:
-        """Return what is not as it should be, one line each."""
+        """Return the deviations from the expected results, one line each."""
         lines = [] if self.right in ("", "pass") else [f"FALSE ALARM {self.right}"]
         lines += [f"BROKEN at {self.broken}"] if self.broken else []
         for name, found in self.faults.items():
@@ -62,14 +70,22 @@ class Row:
 
 
 def current_commit() -> str:
-    """Return the date and the short hash of the commit checked out here; "" outside a repository."""
+    """Read the commit checked out here.
+
+    Returns:
+        date and short hash; "" outside a repository.
+    """
     command = ["git", "log", "-1", "--format=%cs %h"]
     told = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
     return told.stdout.strip()
 
 
 def read(path: Path) -> dict[str, Row]:
-    """Return the rows of a file of JSON lines, or of a JSON list; the last of each pair counts."""
+    """Read a file of JSON lines, or a JSON list.
+
+    Returns:
+        name -> row, the last of each pair.
+    """
     if not path.is_file():
         return {}
     text = path.read_text()
@@ -78,10 +94,12 @@ def read(path: Path) -> dict[str, Row]:
 
 
 def append(path: Path, row: Row) -> None:
+    """Append one row to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(asdict(row)) + "\n")
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
+    """Write all rows as a JSON list."""
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Nets on text, sound and time series, and nets that branch and loop."""
+"""Nets for text, sound and time series, and nets that branch and loop."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .nets import BATCH, LENGTH, Net, floats, ids
 
 
 class Bert(nn.Module):
+    """Two layers of an encoder with learned positions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places, self.norm = nn.Embedding(50, 16), nn.Embedding(48, 16), nn.LayerNorm(16, 1e-12)
@@ -50,6 +52,11 @@ class Llama(nn.Module):
         self.gate, self.up, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply rotary positions.
+
+        Returns:
+            like x.
+        """
         angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
@@ -127,7 +134,7 @@ class WaveFeatures(nn.Module):
 
 
 class Spectrogram(nn.Module):
-    """Take the log of a mel spectrogram through torch.stft."""
+    """Take the log of a mel spectrogram computed with torch.stft."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +149,7 @@ class Spectrogram(nn.Module):
 
 
 class ConvSpectrogram(nn.Module):
-    """Take a spectrogram by a convolution with a Fourier basis, then a GRU, as voice detectors do."""
+    """Compute a spectrogram by a convolution with a Fourier basis, then apply a GRU, as voice detectors do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,13 +159,13 @@ class ConvSpectrogram(nn.Module):
 
     def forward(self, wave: torch.Tensor) -> torch.Tensor:
         real, imaginary = F.conv1d(F.pad(wave[:, None], (16, 16)), self.basis, stride=16).chunk(2, 1)
-        # With 1e-8 the pair is no right one: torch's exporter takes x + 1e-8 for x + 0, and drops it.
+        # With 1e-8 the pair would be wrong: torch's exporter takes x + 1e-8 for x + 0, and drops it.
         x = (real**2 + imaginary**2 + 1e-6).sqrt().transpose(1, 2)
         return self.head(self.cell(x)[0]).sigmoid().mean(1)
 
 
 class BothWays(nn.Module):
-    """Read a sequence both ways, then score its tags."""
+    """Read a sequence in both directions, then score its tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +198,7 @@ class Elman(nn.Module):
 
 
 class Branch(nn.Module):
-    """Take one of two layers by the sum of the input (torch.cond)."""
+    """Select one of two layers by the sum of the input (torch.cond)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +211,7 @@ class Branch(nn.Module):
 
 @torch.jit.script
 def _repeated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Apply a layer as often as the input is long."""
+    """Apply a layer once for each position of the input."""
     y = x
     for _ in range(x.size(1)):
         y = torch.tanh(y @ weight) + 0.5 * x
@@ -213,7 +220,7 @@ def _repeated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @torch.jit.script
 def _chosen(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Take one of two formulas by the input's mean."""
+    """Select one of two formulas by the input's mean."""
     if bool(x.mean() > 0):
         y = torch.tanh(x @ weight)
     else:
@@ -222,7 +229,7 @@ def _chosen(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class Scripted(nn.Module):
-    """A scripted function between plain layers."""
+    """Scripted function between plain layers."""
 
     def __init__(self, *, loops: bool) -> None:
         super().__init__()
@@ -236,7 +243,7 @@ class Scripted(nn.Module):
 
 
 class Gates(nn.Module):
-    """Mix three experts by a softmax over the two best."""
+    """Mix three experts by a softmax over all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +273,7 @@ class StateSpace(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Embed a sentence: the mean over what the mask keeps, of unit length."""
+    """Embed a sentence: the mean over the unmasked positions, scaled to unit length."""
 
     def __init__(self) -> None:
         super().__init__()

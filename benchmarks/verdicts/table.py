@@ -1,4 +1,4 @@
-"""The page ``benchmarks/results/verdicts.md``."""
+"""Write the page ``benchmarks/results/verdicts.md``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ _MARKS = {"no place": "–", "not observable": "(small)", "missed": "**missed**"
 
 
 def page(rows: Sequence[Row], listed: int) -> str:
+    """Write the page.
+
+    Returns:
+        Markdown.
+    """
     ran = [row for row in rows if row.right or row.broken]
     not_made = [row for row in rows if row.not_made]
     found = [fault for row in ran for fault in row.faults.values()]

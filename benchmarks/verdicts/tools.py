@@ -1,6 +1,6 @@
-"""The tools that write the files: torch's two exporters, onnxruntime's converters and optimizers, onnxsim, onnxslim.
+"""Tools that write the files: torch's two exporters, onnxruntime's converters and optimizers, onnxsim, onnxslim.
 
-Each takes what its users give it, with its defaults.
+Each gets the arguments that its users pass, with its defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ Tool = Callable[[onnx.ModelProto, list[Feeds]], onnx.ModelProto]
 
 
 def dynamo(net: Net, open_dims: bool) -> onnx.ModelProto:
-    """Export as ``torch.onnx.export(net, args, dynamo=True)`` does."""
+    """Export as ``torch.onnx.export(net, args, dynamo=True)`` does.
+
+    Returns:
+        the model.
+    """
     program = torch.onnx.export(
         net.build(),
         net.args(),
@@ -44,7 +48,11 @@ def dynamo(net: Net, open_dims: bool) -> onnx.ModelProto:
 
 
 def torchscript(net: Net, open_dims: bool) -> onnx.ModelProto:
-    """Export as ``torch.onnx.export(net, args, dynamo=False)`` does."""
+    """Export as ``torch.onnx.export(net, args, dynamo=False)`` does.
+
+    Returns:
+        the model.
+    """
     file = io.BytesIO()
     names = [i.name for i in net.inputs]
     axes = {i.name: {k: s[0] for k, s in enumerate(i.shape) if not isinstance(s, int)} for i in net.inputs}
@@ -64,7 +72,11 @@ EXPORTERS = {"dynamo": dynamo, "torchscript": torchscript}
 
 
 def dynamic_shapes(net: Net) -> tuple[dict[int, Any], ...] | None:
-    """Return the open dims as torch.export takes them; None where all are fixed."""
+    """Convert the dynamic dims for torch.export.
+
+    Returns:
+        axis -> dim for each input; None if all are fixed.
+    """
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, low, _, high in net.dims.values()}
     shapes = tuple({k: dims[s[0]] for k, s in enumerate(i.shape) if not isinstance(s, int)} for i in net.inputs)
     return shapes if dims else None
@@ -86,9 +98,14 @@ def _onnxscript(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
 
 
 def _offline(level: str) -> Tool:
-    """Write the file that onnxruntime's optimizer makes at this level."""
+    """Return a tool that writes the file of onnxruntime's optimizer at this level."""
 
     def optimize(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
+        """Optimize the file.
+
+        Returns:
+            the model.
+        """
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
@@ -103,8 +120,13 @@ def _offline(level: str) -> Tool:
 
 def _half(keep_io_types: bool) -> Tool:
     def convert(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
+        """Convert the file.
+
+        Returns:
+            the model.
+        """
         half = convert_float_to_float16(proto, keep_io_types=keep_io_types)
-        # The converter appends its Casts; onnxruntime wants them in order.
+        # The converter appends its Casts; onnxruntime requires them in order.
         OnnxModel(half).topological_sort()
         return half
 
@@ -112,21 +134,32 @@ def _half(keep_io_types: bool) -> Tool:
 
 
 class Reader(CalibrationDataReader):
+    """Calibration reader over the feeds."""
+
     def __init__(self, feeds: list[Feeds]) -> None:
         self._left = iter(feeds)
 
     def get_next(self) -> Any:
+        """Return the next feed.
+
+        Returns:
+            name -> array, or None at the end.
+        """
         return next(self._left, None)
 
 
 def int8(proto: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onnx.ModelProto:
-    """Prepare the file as onnxruntime asks its users to, then quantize it."""
+    """Prepare the file as onnxruntime recommends, then quantize it.
+
+    Returns:
+        the model.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, ready, target = (Path(folder) / name for name in ("in.onnx", "ready.onnx", "out.onnx"))
         onnx.save(proto, source)
         quant_pre_process(str(source), str(ready), skip_symbolic_shape=True)
         prepared = onnx.load(ready)
-        # torch's exporter states shapes of weights, which the quantizer transposes without restating them.
+        # torch's exporter states shapes of weights, and the quantizer transposes them without updating these.
         del prepared.graph.value_info[:]
         onnx.save(prepared, ready)
         quantize(ready, target)
@@ -139,6 +172,7 @@ def _int8_dynamic(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
 
 def _int8_static(proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
     def quantize(ready: Path, target: Path) -> None:
+        """Quantize a prepared file."""
         quantize_static(ready, target, Reader(feeds), quant_format=QuantFormat.QDQ, per_channel=True)
 
     return int8(proto, quantize)
@@ -158,7 +192,11 @@ TOOLS: dict[str, Tool] = {
 
 
 def applied(tool: Tool, proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
-    """Return what ``tool`` makes of a copy of ``proto``."""
+    """Apply ``tool`` to a copy of ``proto``.
+
+    Returns:
+        the result.
+    """
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     with quieted():
         return tool(copy, feeds)
@@ -166,7 +204,7 @@ def applied(tool: Tool, proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.Mode
 
 @contextlib.contextmanager
 def quieted() -> Any:
-    """Drop what tools print and warn."""
+    """Drop the output and warnings of tools."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

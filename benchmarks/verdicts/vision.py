@@ -1,4 +1,4 @@
-"""Nets on images, points and tables."""
+"""Nets for images, points and tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from .nets import BATCH, Net, floats
 
 
 def conv_bn(first: int, out: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Build a convolution with batch norm and ReLU6.
+
+    Returns:
+        the module.
+    """
     conv = nn.Conv2d(first, out, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU6())
 
 
 class SqueezeExcite(nn.Module):
+    """Gate channels by their means."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = conv_bn(3, 8, stride=2)
@@ -73,7 +80,7 @@ class BoxHead(nn.Module):
 
 
 class AnchorHead(nn.Module):
-    """Write scores and offsets of two scales, as SSD does."""
+    """Compute scores and offsets of two scales, as SSD does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files with If, Loop, Scan and functions, written by hand as converters of other frameworks write them."""
+"""Files with If, Loop, Scan and functions, hand-written like those of other frameworks' converters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ _HEAD = '<ir_version: 8, opset_import: ["" : 17, "local" : 1]>'
 
 
 def _file(text: str, functions: str = "", **weights: tuple[int, ...]) -> Callable[[], onnx.ModelProto]:
-    """Return a maker of the graph in ``text`` with random weights of these shapes."""
+    """Return a function that builds the graph in ``text`` with random weights of these shapes."""
 
     def make() -> onnx.ModelProto:
+        """Build the file.
+
+        Returns:
+            the model.
+        """
         proto = parser.parse_model(f"{_HEAD}\n{text}\n{functions}")
         rng = np.random.default_rng(0)
         for name, shape in weights.items():

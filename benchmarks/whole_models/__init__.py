@@ -1,1 +1,1 @@
-"""Whole models in onnxruntime on the CPU: plain export, peers and normdeploy's files in one race: see ``__main__``."""
+"""Race whole models in onnxruntime on the CPU: plain export, peers and normdeploy's files: see ``__main__``."""

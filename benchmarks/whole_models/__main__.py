@@ -1,20 +1,21 @@
-"""Whole models in onnxruntime on the CPU: what torch's exporter writes, what peers make of that, and normdeploy's
+"""Race whole models in onnxruntime on the CPU: torch's plain export, its optimized forms by peers, and normdeploy's
 files.
 
 ``python -m benchmarks.whole_models [--rounds N] [--only TEXT]`` writes ``benchmarks/results/whole_models.md`` and
-``.json`` after each model; with ``--only`` the rows of the other models stay as they were. It needs onnxslim and
-onnxsim, and for most of the models transformers, timm and torchvision (``make whole-models`` installs all). The batch
-is a dynamic dim. Each file is loaded into three sessions, as two sessions of one file differ by up to 4 % for as long
-as they live. All sessions of a model run in turns in random order at batch 1 and 8, one thread, processor time,
-onnxruntime's optimizer on as users have it. A session's ratio is the median over the rounds of its time over the mean
-of the plain export's sessions in the same round; a file's is the mean of its sessions', with a 95 % interval from what
-they differ by (Student's t for two groups); below 1 is faster. Errors are the largest differences from the model in
-float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), in the mean of four inputs;
-``--errors`` takes them alone anew.
+``.json`` after each model; with ``--only`` the rows of the other models stay. It needs onnxslim and onnxsim, and for
+most of the models transformers, timm and torchvision (``make whole-models`` installs all).
 
-The measures: default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best
-peer, each at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one
-is missed by more than its interval.
+The batch is a dynamic dim. Each file is loaded into three sessions, because two sessions of one file differ by up to 4
+% as long as they live. All sessions of a model run in turns in random order at batch 1 and 8, with one thread and
+onnxruntime's optimizer on; times are processor time. A session's ratio is the median over the rounds of its time over
+the mean of the plain export's sessions in the same round. A file's ratio is the mean of its sessions', with a 95 %
+interval from their differences (Student's t for two groups); below 1 is faster. Errors are the largest differences from
+the model in float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), as the mean of
+four inputs; ``--errors`` measures only them again.
+
+The measures: default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best peer. Each
+file must be at least as exact as plain, and have no more nodes than onnxslim or onnxsim leave of it. The script exits
+with 1 if a measure is missed by more than its interval.
 """
 
 from __future__ import annotations
@@ -53,24 +54,33 @@ RESULTS = Path(__file__).parents[1] / "results"
 PLAIN, DEFAULT, ORT = "plain export", "default", "--runtime onnxruntime"
 BOUNDS = {DEFAULT: 1.02, ORT: 1.01}
 OFFSETS = (0.0, 1e3)
-INPUTS = 4  # on which errors are measured
-SESSIONS = 3  # of each file
-STUDENT = 2.776  # 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom
-WORSE = 1.5  # times the error of plain export: two evaluations that are as exact differ by as much
+# Inputs for measuring errors.
+INPUTS = 4
+# Of each file.
+SESSIONS = 3
+# 97.5 % of Student's t for 2 * SESSIONS - 2 degrees of freedom.
+STUDENT = 2.776
+# Times the error of plain export; two evaluations of equal accuracy may differ by as much.
+WORSE = 1.5
 
 
 class _Fixed(Exception):
-    """torch can't export the model with an open batch: at batch 1, then."""
+    """torch can't export the model with a dynamic batch; it is exported at batch 1."""
 
 
 def written(subject: Subject, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files by who wrote them, and what the tools said that wrote none."""
+    """Write the files with each tool.
+
+    Returns:
+        name -> file, and the errors of tools that wrote none.
+    """
     net, args = subject.build(), subject.args(2 if subject.open else 1)
     batch = torch.export.Dim("batch", min=1, max=64)
     dims = tuple({0: batch} for _ in args) if subject.open else None
     files, said = {name: folder / f"{i}.onnx" for i, name in enumerate((PLAIN, *BOUNDS))}, {}
     try:
-        with torch.no_grad():  # T5's views are not decomposed otherwise (torch 2.13)
+        # Otherwise T5's views are not decomposed (torch 2.13).
+        with torch.no_grad():
             program = torch.onnx.export(net, args, dynamo=True, verbose=False, dynamic_shapes=dims)
     except torch.onnx.errors.OnnxExporterError:
         if not subject.open:
@@ -88,22 +98,38 @@ def written(subject: Subject, folder: Path) -> tuple[dict[str, Path], dict[str, 
             files[name] = path
         except LookupError as e:
             said[name] = str(e)
-        except Exception as e:  # what a peer can't do is a result
+        # An error of a peer is a result.
+        except Exception as e:
             said[name] = f"fails: {type(e).__name__}: {' '.join(str(e).split())[:100]}"
     return files, said
 
 
 def session(path: Path) -> ort.InferenceSession:
+    """Open a session with one thread.
+
+    Returns:
+        the session.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def fed(made: ort.InferenceSession, args: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
+    """Pair inputs with their names.
+
+    Returns:
+        name -> array.
+    """
     return {i.name: a.numpy() for i, a in zip(made.get_inputs(), args, strict=True)}
 
 
 def measured(subject: Subject, rounds: int) -> dict[str, Any]:
+    """Write and measure the files of a model.
+
+    Returns:
+        a row of the results.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files, said = written(subject, Path(folder))
         sessions = {name: [session(path) for _ in range(SESSIONS)] for name, path in files.items()}
@@ -115,16 +141,26 @@ def measured(subject: Subject, rounds: int) -> dict[str, Any]:
 
 
 def least_left(path: Path) -> int:
-    """How many nodes the better of onnxslim and onnxsim leaves of a file."""
+    """Count the nodes that the better of onnxslim and onnxsim leaves of a file.
+
+    Returns:
+        number of nodes.
+    """
     proto = onnx.load(path)
     found = [len(proto.graph.node)]
     for tool in (optimize_with_onnxslim, optimize_with_onnxsim):
-        with contextlib.suppress(Exception):  # what it can't do is a row of its own, of the plain export
+        # Errors of the tools have their own row, for the plain export.
+        with contextlib.suppress(Exception):
             found.append(len(tool(proto).graph.node))
     return min(found)
 
 
 def timings(subject: Subject, sessions: Mapping[str, list[ort.InferenceSession]], rounds: int) -> dict[str, Any]:
+    """Race the sessions at each batch.
+
+    Returns:
+        ratios and milliseconds.
+    """
     ratios: dict[str, dict[int, tuple[float, float, float]]] = {name: {} for name in sessions}
     milliseconds = {}
     for batch in BATCHES if subject.open else (1,):
@@ -144,7 +180,11 @@ def timings(subject: Subject, sessions: Mapping[str, list[ort.InferenceSession]]
 
 
 def ratio(timing: Timing, file: int) -> tuple[float, float, float]:
-    """A file's time over that of the plain export, the first, and the 95 % interval."""
+    """Compute a file's time over that of the plain export, which is the first.
+
+    Returns:
+        the ratio and its 95 % interval.
+    """
     turns = np.array(timing.turns).reshape(-1, SESSIONS, len(timing.turns[0]))
     of_sessions = np.median(turns / turns[0].mean(0), axis=2)
     own, plain = of_sessions[[file, 0]] / of_sessions[0].mean()
@@ -153,6 +193,11 @@ def ratio(timing: Timing, file: int) -> tuple[float, float, float]:
 
 
 def errors_of(subject: Subject, sessions: Mapping[str, ort.InferenceSession]) -> dict[str, list[float]]:
+    """Measure the errors of each file.
+
+    Returns:
+        file -> error for each offset.
+    """
     exact = copy.deepcopy(subject.build()).double()
     errors: dict[str, list[float]] = {name: [] for name in sessions}
     for offset in OFFSETS if subject.images else OFFSETS[:1]:
@@ -170,7 +215,11 @@ def errors_of(subject: Subject, sessions: Mapping[str, ort.InferenceSession]) ->
 
 
 def missed(row: Mapping[str, Any]) -> list[str]:
-    """The measures that a row does not reach."""
+    """List the measures that a row misses.
+
+    Returns:
+        a text for each.
+    """
     found = []
     for name, bound in BOUNDS.items():
         for batch, (ratio, low, high) in row["ratios"][name].items():
@@ -196,6 +245,11 @@ def missed(row: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Format the rows.
+
+    Returns:
+        Markdown.
+    """
     lines = [
         "| model | plain, ms | file | nodes | time of plain's, batch 1 | batch 8 | error at 0 | error at 1e3 |",
         "|---|---|---|---|---|---|---|---|",
@@ -221,6 +275,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def save(rows: list[dict[str, Any]], on: Any) -> list[str]:
+    """Write the results and the page.
+
+    Returns:
+        the missed measures.
+    """
     faults = [fault for row in rows for fault in missed(row)]
     held = {"machine": asdict(on), "rows": rows, "missed": faults}
     (RESULTS / "whole_models.json").write_text(json.dumps(held, indent=1) + "\n")
@@ -233,7 +292,11 @@ def save(rows: list[dict[str, Any]], on: Any) -> list[str]:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """The rows of the last race by model."""
+    """Read the rows of the last race.
+
+    Returns:
+        model -> row.
+    """
     path = RESULTS / "whole_models.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for row in rows:
@@ -244,6 +307,7 @@ def known() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
+    """Race the models."""
     parser = argparse.ArgumentParser(prog="benchmarks.whole_models")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", default="", help="models whose name holds this; the rows of the others stay")

@@ -1,4 +1,4 @@
-"""What other tools make of the plain export; each writes a file, or raises what it raises."""
+"""Optimize the plain export with other tools; each writes a file, or raises its own exception."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def _by(tool: Callable[[onnx.ModelProto], onnx.ModelProto]) -> Callable[[Path, P
 
 
 def ort_transformers(plain: Path, out: Path, subject: Subject) -> None:
-    """For the models that it has a name for, told of their heads and width; the others are left as they are, which is
-    no peer."""
+    """Optimize models that the tool has a name for, with their heads and width; it would leave others unchanged.
+
+    Raises:
+        LookupError: the tool has no name for the model.
+    """
     from onnxruntime.transformers.optimizer import optimize_model
 
     if not subject.kind:
@@ -37,4 +40,9 @@ PEERS: dict[str, Callable[[Path, Path, Subject], None]] = {
 
 
 def versions() -> str:
+    """List the versions of the peers.
+
+    Returns:
+        text.
+    """
     return ", ".join(f"{name} {version(name)}" for name in ("onnxslim", "onnxsim"))

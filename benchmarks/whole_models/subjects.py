@@ -1,5 +1,6 @@
-"""The models of the race: at the sizes that people run, fewer layers than usual where more would only repeat them;
-random weights."""
+"""Models of the race, at the sizes that people run, with random weights; fewer layers than usual if more would only
+repeat them.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ BATCHES = (1, 8)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and its inputs for a batch: ``images`` are drawn around an offset, ids are not.
+    """Model and its inputs for a batch.
 
-    ``kind`` is what `onnxruntime.transformers` calls such a model ("" where it has no name for it), with its heads and
-    width.
+    Attributes:
+        images: inputs are drawn around an offset; ids are not.
+        kind: name of the model type in `onnxruntime.transformers`; "" if it has none.
+        heads: for that tool.
+        width: for that tool.
+        open: the batch is exported as a dynamic dim; else it is 1.
     """
 
     name: str
@@ -33,10 +38,14 @@ class Subject:
     kind: str = ""
     heads: int = 0
     width: int = 0
-    open: bool = True  # whether the batch is exported as a dynamic dim; else it is 1
+    open: bool = True
 
     def build(self) -> nn.Module:
-        """The model in eval mode with scales, shifts and statistics that training may leave, the same at each call."""
+        """Build the model in eval mode with scales, shifts and statistics like trained ones, the same at each call.
+
+        Returns:
+            the module.
+        """
         declare_torchvision()
         torch.manual_seed(0)
         net = self.make()
@@ -44,13 +53,14 @@ class Subject:
 
 
 class First(nn.Module):
-    """The first result of a model of transformers, given ids."""
+    """First result of a model of transformers, given ids."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # by name: of *args torch.export asks for dims as one tuple
+    # The argument has a name, because for *args torch.export takes dims as one tuple.
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         made: Any = self.model(ids)
         return made if isinstance(made, torch.Tensor) else made[0]
 
@@ -59,11 +69,16 @@ class First(nn.Module):
 
 
 def group_norm(channels: int) -> nn.Module:
+    """Build a group norm.
+
+    Returns:
+        the module.
+    """
     return nn.GroupNorm(32, channels)
 
 
 class Bottleneck(nn.Module):
-    """ResNet's (He et al., arXiv 1512.03385), with any norm."""
+    """ResNet's block (He et al., arXiv 1512.03385), with any norm."""
 
     def __init__(self, width: int, out: int, stride: int, norm: Callable[[int], nn.Module], first: int) -> None:
         super().__init__()
@@ -80,6 +95,11 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(norm: Callable[[int], nn.Module]) -> nn.Module:
+    """Build a ResNet-50 with any norm.
+
+    Returns:
+        the module.
+    """
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     first = 64
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
@@ -90,8 +110,9 @@ def resnet50(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 
 class Unet(nn.Module):
-    """Two scales of residual blocks of GroupNorm, SiLU and convolution, as diffusion models have them (Ho et al., arXiv
-    2006.11239)."""
+    """Two scales of residual blocks of GroupNorm, SiLU and convolution, as in diffusion models (Ho et al., arXiv
+    2006.11239).
+    """
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -101,6 +122,11 @@ class Unet(nn.Module):
 
     @staticmethod
     def block(width: int) -> nn.Sequential:
+        """Build a block.
+
+        Returns:
+            the module.
+        """
         half = (group_norm(width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))
         return nn.Sequential(*half, *copy.deepcopy(half))
 
@@ -114,7 +140,7 @@ class Unet(nn.Module):
 
 
 class HandLayer(nn.Module):
-    """A layer norm as people write it (Ba et al., arXiv 1607.06450)."""
+    """Layer norm as people write it (Ba et al., arXiv 1607.06450)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,7 +152,7 @@ class HandLayer(nn.Module):
 
 
 class HandRms(nn.Module):
-    """An RMS norm as people write it (Zhang and Sennrich, arXiv 1910.07467)."""
+    """RMS norm as people write it (Zhang and Sennrich, arXiv 1910.07467)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -137,7 +163,7 @@ class HandRms(nn.Module):
 
 
 class ByHand(nn.Module):
-    """Blocks of two linear layers with norms by hand, as wide as small models are."""
+    """Blocks of two linear layers with hand-written norms, as wide as small models."""
 
     def __init__(self, width: int = 256, blocks: int = 8) -> None:
         super().__init__()
@@ -151,11 +177,21 @@ class ByHand(nn.Module):
 
 
 def encoder(layers: int, width: int, heads: int, *, first: bool) -> nn.Module:
+    """Build an encoder of torch's layers.
+
+    Returns:
+        the module.
+    """
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", batch_first=True, norm_first=first)
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
 def sentences(batch: int) -> tuple[torch.Tensor, ...]:
+    """Tokenize sentences.
+
+    Returns:
+        ids and mask.
+    """
     return minilm.tokenize(
         ["The norm of a layer is folded, fused or left alone; each with the reason why. " * 3] * batch
     )
@@ -165,19 +201,39 @@ def sentences(batch: int) -> tuple[torch.Tensor, ...]:
 
 
 def ids(length: int = 128) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Make a function that draws ids for a batch.
+
+    Returns:
+        the function.
+    """
     return lambda batch: (torch.randint(1, 1000, (batch, length)),)
 
 
 def image(size: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Make a function that draws images for a batch.
+
+    Returns:
+        the function.
+    """
     return lambda batch: (torch.randn(batch, 3, size, size),)
 
 
 def text(name: str, model: str, settings: Mapping[str, Any], kind: str = "") -> Subject:
+    """Describe a model of transformers.
+
+    Returns:
+        the subject.
+    """
     built = transformers(name, model, (), vocab_size=1000, **settings).build
     return Subject(name, lambda: First(built()), ids(), images=False, kind=kind, heads=12, width=768)
 
 
 def pictured(name: str, model: str, size: int = 224, kind: str = "", heads: int = 0, width: int = 0) -> Subject:
+    """Describe a model of timm.
+
+    Returns:
+        the subject.
+    """
     return Subject(name, timm(name, model, size).build, image(size), kind=kind, heads=heads, width=width)
 
 

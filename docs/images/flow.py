@@ -1,9 +1,9 @@
-"""Draws ``flow.svg``: the way of a model through the folders of ``normdeploy/`` (docs/architecture.md).
+"""Draw ``flow.svg``: the path of a model through the folders of ``normdeploy/`` (docs/architecture.md).
 
     PYTHONPATH=. python docs/images/flow.py
 
-Each box is a folder or a file; `tests/test_docs.py` looks whether it is there. The colours follow the reader's light or
-dark mode.
+Each box is a folder or a file; `tests/test_docs.py` checks that it exists. The colors follow the reader's light or dark
+mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 WIDE, HIGH, ACROSS, DOWN = 176, 46, 200, 84
-WAY = (  # (folders, what is done there), in the order of a model's way; a line holds four
+# (folders, their work), in the order of a model's path; four to a line.
+WAY = (
     ("loading/", "a file told from its bytes"),
     ("exporting/", "torch's program to ONNX"),
     ("storage/ graphs/", "a graph, weights held once"),
@@ -21,7 +22,8 @@ WAY = (  # (folders, what is done there), in the order of a model's way; a line 
     ("rewriting/", "writes, runs, seals"),
     ("storage/", "written whole or not at all"),
 )
-BESIDE = (  # what the way is held up by, and what is done with the file
+# Folders that support the path, and folders that use the file.
+BESIDE = (
     ("evaluate/", "ops in float64"),
     ("norms/ contrib/", "tables of norm ops"),
     ("precision/", "half precision"),
@@ -46,7 +48,11 @@ STYLE = """
 
 
 def box(kind: str, folders: str, said: str, x: float, y: float) -> str:
-    """A box whose upper left corner is at (x, y)."""
+    """Draw a box with its upper left corner at (x, y).
+
+    Returns:
+        SVG elements.
+    """
     middle = x + WIDE / 2
     return (
         f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="6"/><text x="{middle:g}"'
@@ -55,10 +61,20 @@ def box(kind: str, folders: str, said: str, x: float, y: float) -> str:
 
 
 def arrow(points: str) -> str:
+    """Draw an arrow along a path.
+
+    Returns:
+        SVG element.
+    """
     return f'<path d="{points}" marker-end="url(#head)"/>'
 
 
 def picture() -> str:
+    """Draw the whole diagram.
+
+    Returns:
+        SVG text.
+    """
     left, top, beside = 20.0, 44.0, 44.0 + 2 * DOWN + 34
     body = [f'<text class="title" x="{left:g}" y="28">The way of a model</text>']
     for i, (folders, said) in enumerate(WAY):
@@ -94,7 +110,11 @@ def picture() -> str:
 
 
 def folders() -> list[str]:
-    """Every folder and file that the picture names."""
+    """List every folder and file named in the diagram.
+
+    Returns:
+        paths below ``normdeploy/``.
+    """
     return [name for named, _ in (*WAY, *BESIDE) for name in named.split()]
 
 

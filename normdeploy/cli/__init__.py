@@ -1,2 +1,3 @@
-"""The verbs of the command line, one file each: they parse, call the stage behind and print. Nothing heavy is imported
-before one runs."""
+"""Verbs of the command line, one file each. A verb parses its arguments, calls its stage and prints the result. Heavy
+libraries are imported only when a verb runs.
+"""

@@ -1,4 +1,4 @@
-"""The command line: one verb for each stage (``normdeploy.cli``)."""
+"""Command line with one verb for each stage (``normdeploy.cli``)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from .verbose import add_common_options
 
 
 class _BareFlagHelp:
-    """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
+    """Show flags in the help without a value; typer would write <bool> behind them."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the command's parameters, with an empty metavar for each flag."""
         params = super().get_params(ctx)  # type: ignore[misc]
         for option in params:
             if getattr(option, "is_flag", False) and option.metavar is None:
@@ -87,26 +88,26 @@ app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:
-    """Run the command line; a user's error is one message on standard error and exit code 1.
+    """Run the command line. A user's error prints one message on standard error and exits with code 1.
 
-    A package or a GPU that is missing is exit code 3, in every verb.
+    In every verb, exit code 3 means that a package or a GPU is missing.
     """
     supervise_in_child()
     if not sys.warnoptions:
-        # the libraries' own remarks; what the user should know is in the report
+        # Hide the libraries' own warnings; the report has everything that concerns the user.
         warnings.simplefilter("ignore")
-    # What libraries log without a handler would go to the terminal as it is, with a file's names in it.
+    # Without a handler, libraries would log straight to the terminal, with unescaped names from a file.
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
-        # A terminal may not know the letters of a name, or our own dashes.
+        # The terminal's encoding may lack letters of a name or our dashes.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     signals.watch_signals()
     try:
         app()
     except RuntimeUnavailable as error:
-        # Nothing was found wrong, and nothing was found right.
+        # The verb neither passed nor failed.
         _exit_with_error(str(error), NOT_RUN)
     except NormdeployError as error:
         _exit_with_error(str(error))
@@ -114,8 +115,8 @@ def main() -> None:
         if error.errno == errno.ENAMETOOLONG:
             _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
         if error.errno == errno.ENOSPC and error.filename is None:
-            # files are written by storage.atomic, which tells it itself
-            # what is left would be written at the exit
+            # storage.atomic writes files and reports their errors itself. Standard output is redirected because Python
+            # would flush its buffer at exit and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _exit_with_error(f"can't write to standard output: {error.strerror}; make room")
         raise

@@ -26,11 +26,13 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
-    answer, 3 where none does and a file was not run.
+    """Race a model in eager and torch.compile against ONNX files and engines, in turns.
 
-    Options that were given to export need not be given again; those that run code only where you or your team signed
-    them (docs/teams.md).
+    Exit code 1: an answer is wrong.
+    Exit code 3: no answer is wrong, but a file was not run.
+
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

@@ -19,11 +19,13 @@ from .options import OnnxFile, Original, ReportingOptions
 def bisect(
     source: Original, onnx: OnnxFile, options: BisectOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
-    there is one, 3 where there is none and an engine was not run.
+    """Find the first tensor that exceeds verify's bound, the node that causes it, and why.
 
-    Options that were given to export need not be given again; those that run code only where you or your team signed
-    them (docs/teams.md).
+    Exit code 1: an output fails.
+    Exit code 3: no output fails, but an engine was not run.
+
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     output = options.output
     used = [path for path in (options.policy, options.dataset, output) if path is not None]

@@ -17,11 +17,16 @@ from .options import OnnxFile, Output, ReportingOptions
 
 
 class RepeatedValuesCommand(TyperCommand):
-    """Lets one option take several values, as in ``--compute-capability 8.6 8.9 12.0``, by repeating it."""
+    """Accept several values after one option, as in ``--compute-capability 8.6 8.9 12.0``, by repeating the option."""
 
     option = "--compute-capability"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the option before each further number, then parse as typer does.
+
+        Returns:
+            arguments that are left, as from typer.
+        """
         spread: list[str] = []
         for arg in args:
             if spread[-2:-1] == [self.option] and re.fullmatch(r"\d+(\.\d+)?", arg):
@@ -31,7 +36,7 @@ class RepeatedValuesCommand(TyperCommand):
 
 
 def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: ReportingOptions) -> None:
-    """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
+    """Build a TensorRT-RTX or TensorRT engine. TensorRT-RTX needs no GPU to build."""
     require_reports(reporting, (source, output))
     with show_progress(reporting.quiet) as progress:
         engine = normdeploy.build(source, output, progress=progress, **as_keywords(options))

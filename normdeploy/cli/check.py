@@ -24,7 +24,7 @@ Format = Literal["text", "json", "sarif"]
 
 @dataclass(frozen=True, kw_only=True)
 class FindingsOptions:
-    """How findings are written."""
+    """Format and file of the findings."""
 
     form: Format = option_field("text", "--format", "Of the file, or of what is printed where none is given.")
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
@@ -40,8 +40,11 @@ def check(
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
-    read, 3 where nothing is and a runtime that a rule asks is not here."""
+    """Judge the normalizations of files for CI.
+
+    Exit code 1: a finding of --fail-on, or an unreadable file.
+    Exit code 3: neither, but a runtime that a rule needs is not installed.
+    """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files
     from ..verbs.check.sarif import to_sarif
@@ -57,7 +60,7 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    # a file's name may be no text
+    # A file name may hold surrogates, which UTF-8 can't encode.
     text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())

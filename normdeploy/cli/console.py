@@ -1,4 +1,4 @@
-"""What a verb shows: a bar while it works, tables afterwards, and the report as a file."""
+"""Output of a verb: a progress bar during work, tables at the end, and the report as a file."""
 
 from __future__ import annotations
 
@@ -28,18 +28,25 @@ if TYPE_CHECKING:
     from .options import ReportingOptions
 
 
-# Standard output and standard error, to which C++ writes past Python's streams.
+# File descriptors of standard output and standard error. C++ libraries write to them directly, past Python's streams.
 _PRINTED_TO = (1, 2)
 
 
 def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> None:
-    """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes,
-    or in it."""
+    """Check before any work that the report and the page can be written.
+
+    Args:
+        reporting: files of the report and the page.
+        used: paths that the verb reads or writes; the report must not replace them or a file inside them.
+
+    Raises:
+        NormdeployError: a report would replace a file, can't be written, or needs a missing library.
+    """
     require_writable_report(reporting.report, reporting.html, used)
 
 
 def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
-    """As `require_reports`."""
+    """Check like `require_reports`, for single files; None is skipped."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -56,26 +63,29 @@ def require_writable_report(file: Path | None, html: Path | None = None, used: I
 
 
 def require_all_run(missed: Iterable[object]) -> None:
-    """End a verb that found nothing wrong with the exit code of what was not run.
+    """Exit with code 3 if something that the user named was not run; call it after a verb found no fault.
+
+    Args:
+        missed: reasons; they become the error's message.
 
     Raises:
-        RuntimeUnavailable: something that the user named was not.
+        RuntimeUnavailable: ``missed`` is not empty.
     """
     if told := "; ".join(map(str, missed)):
         raise RuntimeUnavailable(told)
 
 
 def print_line(text: Text | str = "") -> None:
-    """Print a line beside the tables."""
+    """Print one line on standard output, like the tables."""
     make_console().print(text)
 
 
 def print_report(result: Renderable, account: Report, reporting: ReportingOptions) -> None:
-    """Print the tables of a result, and write the files of its report."""
+    """Write the report's files, then print the result's tables unless quiet."""
     if reporting.report is not None or reporting.html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).to_json()
         if reporting.report is not None:
-            # A name that is no text keeps its bytes as JSON writes them.
+            # JSON can't encode the surrogates of an undecodable file name, so they are written as escapes.
             write_bytes(reporting.report, text.encode(errors="backslashreplace"))
         if reporting.html is not None:
             from ..reports.report_page import render_page
@@ -86,7 +96,7 @@ def print_report(result: Renderable, account: Report, reporting: ReportingOption
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the tables where it is a file or a pipe."""
+    """Return a console for standard output; 120 columns wide for a file or a pipe, so that tables fit."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -97,9 +107,9 @@ def make_console() -> Console:
 
 @contextmanager
 def silence_output(*, quiet: bool) -> Iterator[None]:
-    """Drop what libraries print while a verb works, where the user wants nothing: they write past Python's streams.
+    """Drop all output of libraries while a quiet verb works; they write past Python's streams.
 
-    The log of ``-v`` is wanted, so nothing is dropped then.
+    With ``-v`` nothing is dropped, because its log goes to standard error too.
     """
     closed = sys.stdout is None or sys.stderr is None
     if not quiet or closed or log.isEnabledFor(logging.INFO):
@@ -117,7 +127,7 @@ def silence_output(*, quiet: bool) -> Iterator[None]:
 
 
 def _redirect_output(targets: Iterable[int]) -> None:
-    """Let standard output and error go there; what the streams hold back goes where it was written to."""
+    """Redirect standard output and error to ``targets``; flush first, so that buffered text goes to the old target."""
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor, target in zip(_PRINTED_TO, targets, strict=True):
@@ -126,9 +136,13 @@ def _redirect_output(targets: Iterable[int]) -> None:
 
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on standard error that is gone afterwards; none where nobody would see it.
+    """Show a progress bar on standard error and remove it afterwards.
 
-    A quiet verb has none, and what libraries print is dropped.
+    No bar is shown if the verb is quiet or standard error is not a terminal. A quiet verb also drops the output of
+    libraries.
+
+    Yields:
+        a callback (stage, done, total) that updates the bar, or None without a bar.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -148,6 +162,7 @@ def show_progress(quiet: bool) -> Iterator[Progress | None]:
         task = shown.add_task("")
 
         def update_bar(stage: str, done: int, total: int) -> None:
+            """Set the bar's text and count; a ``total`` of 0 is unknown."""
             shown.update(task, description=escape_line(stage), completed=done, total=total or None)
 
         yield update_bar

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def export(
     source: ModelFile, output: Output, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
-    """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
+    """Convert a PyTorch model to ONNX, with every normalization fused or folded and proved."""
     if load.part == "all":
         _export_parts(source, output, load, options, reporting)
         return
@@ -35,7 +35,7 @@ def export(
 def _export_parts(
     source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
-    """A folder of all parts; tables, report and page of each by itself."""
+    """Export all parts of a model to a folder, with tables, report and page for each part."""
     from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
 

@@ -26,7 +26,7 @@ FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="The model
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
-    """Where the cells of a run are written."""
+    """Files that a run's cells are written to."""
 
     html: Path | None = option_field(None, "--html", "Write the page.", metavar="FILE.html")
     markdown: Path | None = option_field(None, "--markdown", "Write the tables for a pull request.", metavar="FILE.md")
@@ -36,14 +36,18 @@ class TablesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOptions:
-    """As `FleetOptions`, of one cell."""
+    """Options of `FleetOptions` that apply to one cell."""
 
     store: str | None = repeat_option_field(FleetOptions, "store")
     trust: list[Path] = repeat_option_field(FleetOptions, "trust")
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
-    """Run what is not in the store; exit code 1 where a cell is wrong or failed, 3 where one was not run."""
+    """Run every step that is not in the store.
+
+    Exit code 1: a cell is wrong or failed.
+    Exit code 3: no cell is wrong, but one was not run.
+    """
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -53,8 +57,11 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
-    """Run the last run's bundles again with what is installed now; exit code 1 where something got worse, 3
-    where a bundle was not run."""
+    """Run the last run's bundles again with the versions installed now.
+
+    Exit code 1: something got worse.
+    Exit code 3: nothing got worse, but a bundle was not run.
+    """
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
     from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
 
@@ -69,7 +76,7 @@ def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> Non
 
 
 def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> None:
-    """Show what is in the store; nothing is run."""
+    """Show the cells in the store without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -90,7 +97,7 @@ def diff(
     options: FleetOptions,
     tables: TablesOptions,
 ) -> None:
-    """Show what an update would make stale; nothing is run."""
+    """Show which cells an update would make stale, without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -113,7 +120,7 @@ def show(
         typer.Option("--output", "-o", metavar="FOLDER", help="Copy what the steps made into a new folder."),
     ] = None,
 ) -> None:
-    """Show the steps of a cell in the last run: commands, what they depended on and made, logs."""
+    """Show the steps of a cell in the last run: commands, dependencies, outputs and logs."""
     from ..fleet import step_details
     from ..fleet.fleet_tables import show_steps
 
@@ -134,7 +141,10 @@ def publish(
     options: PublishOptions,
     shown: QuietOption,
 ) -> None:
-    """Publish the bundles of verified cells; exit code 1 where one is refused."""
+    """Publish the bundles of verified cells.
+
+    Exit code 1: a bundle was refused.
+    """
     from ..fleet import publishing
     from ..fleet.fleet_tables import show_published
 
@@ -153,7 +163,7 @@ def gc(
     ] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without it only say what would go.")] = False,
 ) -> None:
-    """Say what may go from a store, or remove it."""
+    """List the objects of a store that no recent run uses, or delete them with --yes."""
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)
@@ -195,7 +205,7 @@ def _report_run(done: FleetRun, tables: TablesOptions) -> None:
 
 @contextmanager
 def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
-    """Steps done of all, with an estimate of the rest; none where nobody would see it."""
+    """Show how many steps are done and an estimate of the remaining time, unless quiet or without a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -216,6 +226,7 @@ def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
         task = shown.add_task("", total=None)
 
         def update_bar(step: str, done: int, total: int) -> None:
+            """Set the bar's text and count; a ``total`` of 0 is unknown."""
             shown.update(task, description=escape_line(step), completed=done, total=total or None)
 
         yield update_bar

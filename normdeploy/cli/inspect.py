@@ -22,8 +22,10 @@ def inspect(
     options: InspectOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
-    changes nothing."""
+    """List the normalizations of a file or model, how each would be rewritten, and how runtimes run it.
+
+    Changes nothing.
+    """
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:
         summary = normdeploy.inspect(source, progress=progress, **as_keywords(options), **load.load_keywords)

@@ -12,7 +12,7 @@ from .options import OnnxFile, Output, ReportingOptions
 
 
 def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporting: ReportingOptions) -> None:
-    """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
+    """Fuse and fold the normalizations of an ONNX file from any exporter, and clean up its graph."""
     require_reports(reporting, (source, output, *options.calibrate))
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options))

@@ -1,5 +1,6 @@
-"""Arguments and options of the command line: those that more than one verb takes, and those made of the fields of
-frozen options (`normdeploy.verb_options`)."""
+"""Arguments and options of the command line: those shared by several verbs, and those built from the fields of frozen
+dataclasses (`normdeploy.verb_options`).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ TrustedKeys = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOption:
-    """What a verb prints."""
+    """Option that turns tables and progress bars off."""
 
     quiet: bool = option_field(
         False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q"
@@ -51,14 +52,14 @@ class QuietOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOption:
-    """Where a verb's report goes as JSON."""
+    """Option for the report as JSON."""
 
     report: Path | None = option_field(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlOption:
-    """Where a verb's report goes as a page."""
+    """Option for the report as a page."""
 
     html: Path | None = option_field(
         None, "--html", "Write the report as a page too: one file that needs no network.", metavar="FILE.html"
@@ -67,11 +68,15 @@ class HtmlOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingOptions(QuietOption, HtmlOption, ReportOption):
-    """Where a verb's report goes."""
+    """Options for a verb's output: tables, JSON report and page."""
 
     def for_file(self, file: str) -> ReportingOptions:
-        """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
-        encoder_model.onnx."""
+        """Return the options for the report of one of several files.
+
+        Returns:
+            options whose paths contain the file's name; ``out.json`` becomes ``out.encoder_model.json`` for
+            encoder_model.onnx.
+        """
         return replace(self, report=_path_for_file(self.report, file), html=_path_for_file(self.html, file))
 
 
@@ -82,7 +87,11 @@ def _path_for_file(report: Path | None, file: str) -> Path | None:
 
 
 def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:
-    """Return typer's parameters for the options of a dataclass, in the order of its fields."""
+    """Yield typer's parameters for the options of a dataclass, in the order of its fields.
+
+    Yields:
+        keyword-only parameters, annotated with ``typer.Option``.
+    """
     for name, spelled, default in iter_options(group):
         if spelled.negated:
             default = not default
@@ -106,9 +115,17 @@ def _make_typer_option(spelled: Option) -> Any:
 
 
 def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """``parse``, whose errors are those of the command line."""
+    """Wrap ``parse`` so that its errors become errors of the command line."""
 
     def parse_text(text: str) -> Any:
+        """Parse one text.
+
+        Returns:
+            the parsed value.
+
+        Raises:
+            BadParameter: ``parse`` refused the text.
+        """
         try:
             return parse(text)
         except InputError as error:
@@ -118,10 +135,13 @@ def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def options_from_arguments(group: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return the options of a dataclass for typer's arguments.
+    """Build the options of a dataclass from typer's arguments.
+
+    Returns:
+        an instance of ``group``.
 
     Raises:
-        BadParameter: texts can't be read.
+        BadParameter: a text can't be parsed.
     """
     values: dict[str, Any] = {}
     for name, spelled, default in iter_options(group):

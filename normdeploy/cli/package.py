@@ -24,11 +24,12 @@ def package(
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes beside
-    it.
+    """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes.
 
-    Exit code 1 where a runtime is wrong on the samples, as the models are configured, 3 where none is and an engine was
-    not run; the bundle is written then too.
+    Exit code 1: a runtime gives wrong results on the samples with the models' configuration.
+    Exit code 3: no result is wrong, but an engine was not run.
+
+    The bundle is written in both cases.
     """
     with show_progress(shown.quiet) as progress:
         made = normdeploy.package(onnx, output, progress=progress, **as_keywords(options), **load.load_keywords)

@@ -29,8 +29,11 @@ def recheck(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
-    worse, 3 where nothing did and an engine was not run."""
+    """Verify a bundle's hashes, run its samples again, and report changes.
+
+    Exit code 1: something got worse.
+    Exit code 3: nothing got worse, but an engine was not run.
+    """
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:
         outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)

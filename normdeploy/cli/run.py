@@ -29,7 +29,7 @@ def run(
     written: ReportOption,
     shown: QuietOption,
 ) -> None:
-    """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
+    """Run an ONNX file or an engine once. Outputs and generated inputs are written to .npz files."""
     reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
     require_reports(reporting, [source, output, *([inputs] if inputs else ())])
     with silence_output(quiet=shown.quiet):

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM while a library computes: Python hears of them when that returns, which a Loop without end never
-does.
+"""Handle Ctrl-C and SIGTERM while a library computes. Python handles a signal only when the library returns, and an
+endless Loop never does.
 
-The operating system is asked to tell a thread as well (``signal.set_wakeup_fd``). It leaves the verb a moment to unwind
-as usual, and ends the process where that does not happen, with the exit code of a shell: 128 + the signal.
+The operating system therefore also notifies a thread (``signal.set_wakeup_fd``). The thread gives the verb a moment to
+unwind as usual. If the verb does not end, the thread ends the process with a shell's exit code: 128 + the signal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import threading
 
 from ..storage.file_replacement import remove_unfinished
 
-# seconds; a second Ctrl-C shortens them
+# Seconds to unwind; a second Ctrl-C ends the wait.
 GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch_signals() -> None:
-    """From now on, in the main thread of a process that is the command line's own."""
-    # there the wakeup needs a socket, and select takes no pipe
+    """Start to watch for signals; call it in the main thread of the command line's own process."""
+    # On Windows the wakeup needs a socket, and select takes no pipe.
     if sys.platform == "win32":
         return
     heard, told = os.pipe()
@@ -32,7 +32,9 @@ def watch_signals() -> None:
 
 
 def restore_default_sigint() -> None:
-    """The run is over: Ctrl-C ends the process now. Python, which may wait for threads yet, would print a traceback."""
+    """Let Ctrl-C end the process at once after the run. Python may still wait for threads and would print a
+    traceback.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -42,6 +44,6 @@ def _exit_on_signal(heard: int) -> None:
     select.select([heard], [], [], GRACE)
     remove_unfinished()
     if sys.stderr.isatty():
-        # a progress bar hides the cursor
+        # Clear the progress bar and show the cursor that it hid.
         os.write(2, b"\r\x1b[K\x1b[?25h")
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""``--store`` of the single verbs: what was made of the same input before is taken from a store."""
+"""Add ``--store`` to the single verbs: results of the same input are taken from a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import InputError, escape_line
 from ..storage.file_replacement import write_bytes
 from .console import require_writable_report, silence_output
 
-# as `normdeploy.fleet.fleet_commands.STORE`, which brings onnx along
+# The same name as `normdeploy.fleet.fleet_commands.STORE`, whose import would load onnx.
 _PLACE = "NORMDEPLOY_STORE"
 StoreOption = Annotated[
     str | None,
@@ -31,12 +31,19 @@ StoreOption = Annotated[
 
 
 def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with ``--store``. What it is given says which file is read and which written: arguments and options of
-    the type Path are files, ``output`` is written."""
+    """Add ``--store`` to a verb.
+
+    The verb's signature says which files are read and written: arguments and options of type Path are files, and
+    ``output`` is written.
+
+    Returns:
+        the verb with the option.
+    """
     signature = inspect.signature(verb)
 
     @functools.wraps(verb)
     def run_with_store(*, store: str | None = None, **kwargs: Any) -> None:
+        """Run the verb, or take its result from the store if one is given."""
         place = store or os.environ.get(_PLACE, "")
         if not place:
             verb(**kwargs)
@@ -78,7 +85,7 @@ def _take_from_store(verb: str, signature: inspect.Signature, place: str, given:
 
         write_bytes(html, render_page(json.loads(result.report)).encode())
     if not quiet:
-        # Whoever writes into the store may write its logs, too.
+        # Anyone who can write to the store can write its logs, so they are escaped.
         for line in io.StringIO(result.log):
             print(escape_line(line.removesuffix("\n")))
         if result.cached:
@@ -98,12 +105,12 @@ def _add_source(sources: dict[str, Path], path: Path) -> None:
 
 
 def _option_name(annotation: Any) -> str | None:
-    """The name of an option, "keep_io"; None for an argument."""
+    """Return an option's name, for example "keep_io"; None for an argument."""
     marks = getattr(annotation, "__metadata__", ())
     option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)
     if option is None:
         return None
-    # typer keeps the first of them as the default
+    # typer stores the first flag as the default.
     declared = (option.default, *(option.param_decls or ()))
     name = next(d for d in declared if isinstance(d, str) and d.startswith("--"))
     return name.split("/")[0].removeprefix("--").replace("-", "_")

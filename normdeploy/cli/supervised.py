@@ -1,9 +1,8 @@
-"""Runs the command line in a child process: where a library crashes, the run ends with a message and exit code 1.
+"""Run the command line in a child process. If a library crashes, the run ends with a message and exit code 1.
 
-onnxruntime, torch and onnx are C++, and a file can make them end their process.
-`normdeploy.ort_sessions.crash_risks` foresees some
-nodes at which they do. A run that crashes elsewhere is repeated with every session of onnxruntime in a child of its
-own, which names the node.
+onnxruntime, torch and onnx are written in C++, and a file can crash them. `normdeploy.ort_sessions.crash_risks`
+predicts some nodes that crash. After any other crash the run is repeated with each onnxruntime session in its own child
+process, which names the node.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import NoReturn
 from ..errors import escape_line
 from ..ort_sessions.child_process import REHEARSE_ALL
 
-# What the operating system sends a process that does what it may not, and one that takes too much memory.
+# Signals of the operating system for forbidden operations and for too much memory.
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
-# With one of these loaded, there may be threads, which a fork does not copy.
+# These libraries may have started threads, which a fork does not copy.
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch")
 _PR_SET_PDEATHSIG = 1
 # faulthandler writes the innermost call first.
@@ -34,14 +33,19 @@ _INNERMOST = re.compile(r'File "([^"]*)", line \d+ in (\S+)')
 
 @dataclass(frozen=True)
 class _ChildExit:
-    """How the child ended: its status for `os.waitstatus_to_exitcode`, and what faulthandler wrote."""
+    """Exit of the child.
+
+    Attributes:
+        status: as `os.waitstatus_to_exitcode` takes it.
+        trace: text that faulthandler wrote, "" without a crash.
+    """
 
     status: int
     trace: str
 
     @property
     def crash_signal(self) -> str:
-        """The name of the signal, or "" if the child ended otherwise."""
+        """Return the signal's name, or "" if the child did not crash."""
         code = os.waitstatus_to_exitcode(self.status)
         if code < 0:
             name = signal.Signals(-code).name
@@ -53,16 +57,16 @@ class _ChildExit:
 
 
 def supervise_in_child() -> None:
-    """Return in a child process that does the work. The process that called waits, and exits as the child does.
+    """Fork, and return in the child, which does the work. The parent waits and exits as the child does.
 
-    Does nothing where a process can't be forked safely.
+    Do nothing if the process can't be forked safely: not on Linux, with threads, or after heavy imports.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or any(name in sys.modules for name in _LIBRARIES):
         return
     end = _fork_and_wait()
     if end is None:
         return
-    # A process that was killed asks for too much memory again.
+    # A process killed for its memory would ask for as much memory again, so it is not repeated.
     if end.crash_signal and end.crash_signal != "SIGKILL" and REHEARSE_ALL not in os.environ:
         os.environ[REHEARSE_ALL] = "1"
         end = _fork_and_wait()
@@ -72,10 +76,14 @@ def supervise_in_child() -> None:
 
 
 def _fork_and_wait() -> _ChildExit | None:
-    """Fork, and wait for the child. Returns None in the child."""
+    """Fork, and wait for the child.
+
+    Returns:
+        the child's exit in the parent, None in the child.
+    """
     trace = os.memfd_create("trace")
     numbers = {signal.Signals[name] for name in (*_PASSED_ON, "SIGCHLD")}
-    # Whoever ignores it learns nothing of children.
+    # A process that ignores SIGCHLD is not notified of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     parent = os.getpid()
@@ -83,7 +91,7 @@ def _fork_and_wait() -> _ChildExit | None:
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            # The parent ended before the line above.
+            # The parent ended before prctl took effect.
             os._exit(1)
         faulthandler.enable(trace, all_threads=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -91,7 +99,7 @@ def _fork_and_wait() -> _ChildExit | None:
     while True:
         heard = signal.sigwaitinfo(numbers)
         if heard.si_signo != signal.SIGCHLD:
-            # A terminal signals the child, too.
+            # A terminal signals the child as well; pass on only signals of other processes.
             if heard.si_code <= 0:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, heard.si_signo)
@@ -126,7 +134,7 @@ def _exit_like_child(end: _ChildExit) -> NoReturn:
 
 
 def _crash_location(trace: str) -> str:
-    """Name the library's function in which it crashed, as far as faulthandler wrote it."""
+    """Name the library function that crashed, if faulthandler wrote it; else return ""."""
     innermost = _INNERMOST.search(trace)
     if innermost is None:
         return ""

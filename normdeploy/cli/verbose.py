@@ -1,4 +1,4 @@
-"""The options that every verb takes and need not know of: ``-v`` and ``--no-extensions``."""
+"""Options that every verb accepts but does not handle itself: ``-v`` and ``--no-extensions``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ NoExtensions = Annotated[
 
 
 def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with these options, and with each parameter that is a group of options (a dataclass) spelled out."""
+    """Add the common options to a verb, and expand each parameter that is a dataclass into its options.
+
+    Returns:
+        the verb with a signature for typer.
+    """
     signature = inspect.signature(verb, eval_str=True)
     groups: dict[str, Any] = {
         n: p.annotation for n, p in signature.parameters.items() if dataclasses.is_dataclass(p.annotation)
@@ -41,6 +45,7 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run_with_common_options(*args: Any, verbose: int = 0, no_extensions: bool = False, **kwargs: Any) -> None:
+        """Start logging, build the dataclasses from their options, and run the verb."""
         start_logging(verbose)
         for name, group in groups.items():
             kwargs[name] = options_from_arguments(
@@ -55,7 +60,8 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters += typer_parameters(groups[parameter.name])
         else:
             parameters += [parameter]
-    # In typer's order of options, which is that of the parameters, some without a default stand behind others.
+    # typer orders options like the parameters, so some without a default follow others with one. Only keyword-only
+    # parameters allow that.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [

@@ -32,12 +32,15 @@ def verify(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
-    off by more than rounding explains, 3 where nothing failed but a file was not run.
+    """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
-    Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
-    Options that were given to export need not be given again; those that run code only where you or your team signed
-    them (docs/teams.md).
+    Exit code 1: an output is off by more than rounding explains.
+    Exit code 3: nothing failed, but a file was not run.
+
+    Your tolerances and metrics replace the default rule; its verdict is still shown.
+
+    The file records the options given to export, so you need not repeat them.
+    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)
@@ -73,10 +76,10 @@ def _print_failures(parity: Comparison) -> None:
 
 
 def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
-    """The one folder that is given.
+    """Return the one folder among ``files``.
 
     Raises:
-        InputError: there are other files beside it, or options that are for one file alone.
+        InputError: other files are given beside it, or options for a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}
@@ -96,7 +99,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
 def verify_parts(
     source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
-    """Every part by itself, and one verdict."""
+    """Verify each part of a model against its file in ``folder``, then print one verdict."""
     from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
     from ..verbs.verify.verify_tables import parts_verdict
@@ -129,7 +132,7 @@ def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
-    """Each file under its kind, from the second of a kind on with its number: "onnx", "onnx 2", "engine"."""
+    """Map roles to files; from the second file of a kind on, the role has a number: "onnx", "onnx 2", "engine"."""
     from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}

@@ -1,4 +1,4 @@
-"""Measures how far two arrays are apart, element by element, in float64."""
+"""Measure the distance of two arrays, element by element, in float64."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from ..types import Array
 
 
 def absolute_difference(value: Array, reference: Array, *, one_sided: float = math.inf) -> Array:
-    """Return |value − reference| of each element, as float64.
+    """Compute |value − reference| of each element.
 
     Args:
-        value: of the reference's shape.
-        one_sided: the distance where one of the two is finite and the other is not; it is 0 where neither is.
+        value: same shape as the reference.
+        one_sided: distance if exactly one of the two is finite; if neither is, the distance is 0.
+
+    Returns:
+        float64, of the reference's shape. Types without arithmetic give 0 for equal elements, else infinity.
     """
     if reference.dtype.kind in "iub" and value.dtype.kind in "iub":
-        # Integers of 64 bits may be closer than float64 tells.
+        # Different 64-bit integers may be equal as float64, so they count as at least 1 apart.
         apart = np.abs(value.astype(np.float64) - reference.astype(np.float64))
         return np.where(value == reference, 0.0, np.maximum(apart, 1.0))
     if not (is_float_dtype(reference.dtype) or reference.dtype.kind in "iub"):
@@ -37,7 +40,11 @@ def absolute_difference(value: Array, reference: Array, *, one_sided: float = ma
 
 
 def nonfinite_mismatch(value: Array, reference: Array) -> Array:
-    """Return a mask of the elements of which one is NaN or infinite, and the other is not the same."""
+    """Find elements with a NaN or infinity that the other array does not have.
+
+    Returns:
+        mask of the arrays' shape.
+    """
     a = np.asarray(value, np.float64)
     b = np.asarray(reference, np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
@@ -45,34 +52,51 @@ def nonfinite_mismatch(value: Array, reference: Array) -> Array:
 
 
 def finite_magnitude(values: Array) -> Array:
-    """Return |values| as float64, 0 where they are not finite."""
+    """Compute |values|.
+
+    Returns:
+        float64, 0 for elements that are not finite.
+    """
     wide = np.abs(values.astype(np.float64))
     return np.where(np.isfinite(wide), wide, 0.0)
 
 
 def largest_finite(values: Array) -> float:
-    """Return the largest finite |value|, 0 where there is none."""
+    """Return the largest finite |value|, 0 if there is none.
+
+    Returns:
+        float64 as a Python number.
+    """
     return float(finite_magnitude(values).max(initial=0.0))
 
 
 def largest_of_rows(values: Array) -> Array:
-    """Return the largest element of each row along the last axis, which stays with size 1."""
+    """Return the largest element of each row along the last axis.
+
+    Returns:
+        same shape with a last axis of size 1; scalars and empty arrays stay as they are.
+    """
     if values.ndim and values.size:
         return values.max(axis=-1, keepdims=True)
     return values
 
 
 def first_true_index(mask: Array) -> tuple[int, ...]:
-    """Return the index of the first true element; () of a scalar."""
+    """Find the first true element.
+
+    Returns:
+        its index; () for a scalar.
+    """
     return tuple(int(i) for i in np.argwhere(mask)[0])
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest error of an output where it and the reference are finite.
+    """Largest error of an output over the elements that are finite in it and in the reference.
 
-    ``scale``: the largest finite |reference|. ``reason`` says what is wrong with NaN and infinities, "" where nothing
-    is.
+    Attributes:
+        scale: largest finite |reference|.
+        reason: mismatch of NaN or infinities; "" if there is none.
     """
 
     error: float
@@ -81,7 +105,11 @@ class Difference:
 
 
 def difference_from_float64(value: Array, reference: Array) -> Difference:
-    """Compare a tensor with the float64 reference of the same shape."""
+    """Compare a tensor with the float64 reference of the same shape.
+
+    Returns:
+        largest error, scale and mismatch.
+    """
     got = value.astype(np.float64)
     expected = reference.astype(np.float64)
     wrong = nonfinite_mismatch(got, expected)

@@ -1,14 +1,16 @@
-"""How far each element of a floating output may be off: what random roundings of the reference do to it, and eager's
-own error.
+"""Bound the error of each element of a floating output, by random roundings of the reference and by eager's own error.
 
     error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
 
-``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at random
-(``runtimes.rounding_noise``): it knows where a result hangs on roundings (x − mean of a constant row) and where it does
-not. ``e`` is the error of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in
-the output, at least 1 (sums of many terms make more roundings than one) and at most 8 (one odd element of eager's must
-not loosen all others). The 4 is the room between two draws. A first few runs are made for every case; where a runtime
-lies outside, more are made before it is said to fail (a tie between two choices turns over in some runs only).
+- ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at
+  random (``runtimes.rounding_noise``). It shows if a result depends on roundings, like x − mean of a constant row.
+- ``e`` is the error of eager, one correct evaluation in the model's type.
+- ρ is the largest multiple of s that eager needs anywhere in the output. It is at least 1, because sums of many terms
+  round more than once. It is at most 8, so that one odd element of eager does not loosen all others.
+- The 4 is the room between two draws.
+
+A few runs are made for every case. If a runtime exceeds the bound, more runs are made before it fails, because a tie
+between two choices turns over in some runs only.
 """
 
 from __future__ import annotations
@@ -24,15 +26,14 @@ from .ulp_spacing import EAGER_MULTIPLE, float_spacing
 Outputs = Arrays
 
 MOST_RATIO = 8.0
-# of the largest |reference|
+# Share of the largest |reference|.
 _LOST = 0.25
-# the latter where something lies outside
+# Runs of every case, and the most runs if an element exceeds its bound.
 RUNS, MOST_RUNS = 3, 48
 
 
 class ErrorBounds:
-    """Of one case. ``reference`` and ``eager`` by output; ``rounded`` runs the reference with roundings, one way for
-    each seed; ``may_draw`` says whether there is time for more than the first one."""
+    """Bounds of one case."""
 
     def __init__(
         self,
@@ -41,17 +42,25 @@ class ErrorBounds:
         rounded: Callable[[int], Outputs],
         may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Run the reference with roundings, at least once.
+
+        Args:
+            reference: output -> float64 value.
+            eager: output -> value in the model's type.
+            rounded: runs the reference with roundings that depend on a seed.
+            may_draw: returns whether there is time for more than the first run.
+        """
         self._rounded = rounded
         self._runs = 0
         self._may_draw = may_draw
         self._reference = {name: value for name, value in reference.items() if value.dtype.kind not in "iub"}
         self.outputs = tuple(self._reference)
-        # as float32: they are magnitudes, and outputs may be large
+        # Spreads are float32: they are magnitudes, and outputs may be large.
         self._spread = {name: np.zeros(value.shape, np.float32) for name, value in self._reference.items()}
         self._dtypes = {name: eager[name].dtype for name in self._reference}
         self._eager = {name: _finite_distance(eager[name], value) for name, value in self._reference.items()}
         self._run_more_roundings(1)
-        # In float64 a run of a large model may take a minute.
+        # A run of a large model in float64 may take a minute.
         while self._runs < RUNS and may_draw():
             self._run_more_roundings(1)
 
@@ -63,23 +72,34 @@ class ErrorBounds:
         self._runs += runs
 
     def rounding_units(self, output: str) -> Array:
-        """s of every element, ≥ the smallest normal number of float32 and wider types: what is below may be flushed to
-        zero."""
+        """Compute s of every element.
+
+        Returns:
+            array of the output's shape, at least the smallest normal number of float32 and wider types, because smaller
+            numbers may be flushed to zero.
+        """
         return self._spread[output] + float_spacing(self._reference[output], self._dtypes[output])
 
     def eager_ratio(self, output: str) -> float:
-        """How many s eager needs in this case."""
+        """Compute the largest multiple of s that eager needs in this case.
+
+        Returns:
+            the multiple, not limited to 1 … 8.
+        """
         return float((self._eager[output] / self.rounding_units(output)).max(initial=0.0))
 
     def allowed_error(self, output: str, ratio: float, error: Array | None = None) -> Array:
-        """The largest error of each element that passes.
+        """Compute the largest error of each element that passes.
 
         Args:
-            ratio: ρ, the largest ``ratio`` over the cases, as it is.
-            error: what a runtime is off by; more roundings are tried while it is not within.
+            ratio: ρ, the largest `eager_ratio` over the cases, without limits.
+            error: error of a runtime; more roundings are run while it exceeds the bound.
+
+        Returns:
+            array of the output's shape.
         """
         bound = self._bound_of_elements(output, ratio)
-        # Nothing fails on fewer than the first few, whatever they take.
+        # Nothing fails on fewer than the first runs, however long they take.
         if error is not None and self._runs < RUNS and (error > bound).any():
             self._run_more_roundings(RUNS - self._runs)
             bound = self._bound_of_elements(output, ratio)
@@ -97,14 +117,18 @@ class ErrorBounds:
 
 
 def has_lost_all_digits(value: Array, reference: Array) -> bool:
-    """Return whether an output keeps no digit: it is off by a quarter of its largest value and more."""
+    """Check if an output keeps no digit, with an error above a quarter of its largest value.
+
+    Returns:
+        true if the finite elements are off that far.
+    """
     finite = np.isfinite(reference)
     away = absolute_difference(value[finite], reference[finite])
     return bool(away.max(initial=0.0) > _LOST * largest_finite(reference))
 
 
 def _finite_distance(value: Array, reference: Array) -> Array:
-    """Return the distance as float32, 0 where one of them is not finite or the shapes differ."""
+    """Return the distance as float32, 0 if one of the two is not finite or the shapes differ."""
     if value.shape != reference.shape:
         return np.zeros(reference.shape, np.float32)
     with np.errstate(over="ignore"):

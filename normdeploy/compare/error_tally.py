@@ -1,4 +1,4 @@
-"""How far a runtime's output is from its reference over all cases of one kind, and what a correct one may be off by."""
+"""Collect a runtime's distance from its reference over all cases of one kind, and the allowed error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from .verdict import Verdict, nearest_to_bound
 
 @dataclass(frozen=True)
 class _BrokenCase:
-    """What no error can express; ``lost``: the error of a floating output there, NaN or infinite."""
+    """Mismatch that no error can express.
+
+    Attributes:
+        lost: error of a floating output in that case, NaN or infinite.
+    """
 
     reason: str
     lost: float = float("nan")
@@ -23,13 +27,18 @@ class _BrokenCase:
 
 @dataclass
 class ErrorTally:
-    """One output of one runtime over all cases of one kind.
+    """Comparison of one output of one runtime over all cases of one kind.
 
-    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
-    that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
-    another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
-    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one. ``failed``: the
-    cases that are broken or leave such a bound.
+    Attributes:
+        absolute: largest absolute error.
+        relative: largest relative error.
+        scale: largest |reference|.
+        case: name of the case that decides.
+        ties: number of integers that differ and whose reference depends on a rounding.
+        broken: mismatch that no error can express (a NaN, another shape, another integer), or None.
+        lost: error of a floating output in the broken case, NaN or infinite.
+        worst: element nearest to its bound or farthest beyond it, if elements have bounds.
+        failed: names of cases that are broken or exceed a bound.
     """
 
     dtype: np.dtype
@@ -53,15 +62,15 @@ class ErrorTally:
         bound: Callable[[Array], Array] | None = None,
         peer: Array | None = None,
     ) -> None:
-        """Take one case in.
+        """Add one case.
 
         Args:
-            value: what the runtime gives; None says that there is no such output.
-            reference: float64 where the output is floating.
-            explained: tells which integers are right, be it by a rounding; it is called only where some differ.
-            bound: tells what each element may be off by, given what each is off by.
-            peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
-            count alike).
+            value: output of the runtime; None if it has no such output.
+            reference: expected output, float64 for a floating output.
+            explained: returns a mask of integers that are right, exactly or by a rounding; called only if some differ.
+            bound: returns the allowed error of each element, given the error of each.
+            peer: eager's output; a value that is not finite passes if eager's is not finite either (NaN and infinities
+                count alike).
         """
         broken: _BrokenCase | None
         if value is None:
@@ -102,9 +111,9 @@ class ErrorTally:
         bound: Callable[[Array], Array] | None,
         peer: Array | None,
     ) -> _BrokenCase | None:
-        """Take the errors in; say what no error can."""
+        """Add the errors of a case, and return a mismatch that they can't express, or None."""
         with np.errstate(all="ignore"):
-            # beyond the type's range it is infinite
+            # A reference beyond the type's range becomes infinite.
             expected = reference.astype(self.dtype).astype(np.float64)
             got = value.astype(np.float64)
             finite = np.isfinite(expected) & np.isfinite(got)
@@ -118,8 +127,6 @@ class ErrorTally:
             self.absolute = largest
             if bound is None and not self.broken:
                 self.case = case
-            else:
-                self.case = self.case
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
         self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
         if bound is not None and error.size:
@@ -139,7 +146,7 @@ class ErrorTally:
         if worst.bound_ratio > 1:
             self.failed.append(case)
         before = self.worst
-        # Once a case fails, bounds of later ones are of fewer draws, so the ratio alone does not say that one is worse.
+        # Bounds of cases after a failure use fewer draws, so a larger ratio alone does not make a case worse.
         if before is None or (
             worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
         ):
@@ -148,16 +155,21 @@ class ErrorTally:
                 self.case = case
 
     def failure_ratio(self, eager: ErrorTally) -> float:
-        """Above 1 it fails."""
+        """Return the multiple of the allowed error that was reached.
+
+        Returns:
+            ratio; above 1 the output fails.
+        """
         if self.broken:
             return float("inf")
         return self.deciding_verdict(eager).bound_ratio
 
     def deciding_verdict(self, eager: ErrorTally) -> Verdict:
-        """Return the error that decides and what is allowed there: of the worst element, or the largest of all under
-        one bound.
+        """Return the error that decides and the allowed error there.
 
-        The error of a floating output that is ``broken`` is not finite.
+        Returns:
+            verdict on the worst element, or on the largest error under one bound. If a floating output is ``broken``,
+            its error is not finite.
         """
         if self.worst is None:
             verdict = Verdict(self.absolute, self.allowed_error(eager))
@@ -168,8 +180,14 @@ class ErrorTally:
         return verdict
 
     def allowed_error(self, eager: ErrorTally) -> float:
-        """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own
-        type was off by."""
+        """Compute the largest error that passes under one bound for all elements.
+
+        Args:
+            eager: tally of the model in its own type.
+
+        Returns:
+            allowed error; 0 for integers.
+        """
         if self.dtype.kind in "iub":
             return 0.0
         return allowed_beside_peer(eager.absolute, eager.scale, self.dtype)

@@ -1,11 +1,11 @@
-"""How alike two outputs are, as one number: the measures that ``verify --metric`` takes. The larger, the more alike.
+"""Measure the similarity of two outputs as one number, for ``verify --metric``. Larger is more similar.
 
-All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the
-least of all inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows of all inputs
-together. A NaN or an infinity in either output makes a measure NaN, which reaches no threshold.
+All measures are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector;
+the smallest value over the inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows
+of all inputs together. A NaN or an infinity in either output makes a measure NaN, which reaches no threshold.
 
-``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found
-than with the reference? The smaller, the better; below zero the other finds more.
+``accuracy_drop`` and ``accuracy5_drop`` need labels: they measure by how much the share of correctly labeled samples is
+below the reference's. Smaller is better; below zero the other model finds more.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ import numpy as np
 
 from ..types import Array
 
-# similarities that are held at a time
+# Most similarities in memory at a time.
 AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class Metric:
-    """``of(value, reference)`` is the measure of one input, or where ``pooled`` the rows that agree, as 0 and 1.
+    """Measure of similarity.
 
-    ``least`` and ``most`` bound what it can be. An output needs ``axes`` dims at least, and more than ``among`` places
-    along the last.
-    ``labelled``: ``of(value, labels)`` are the samples whose label is found, of value and of reference; their shares'
-    difference counts.
+    Attributes:
+        of: ``of(value, reference)`` is the measure of one input; if ``pooled``, 0 or 1 for each row. If ``labelled``,
+            ``of(value, labels)`` is 0 or 1 for each sample, and the difference between the shares of reference and
+            value counts.
+        least: smallest possible value.
+        most: largest possible value.
+        axes: least number of dims of an output.
+        among: the last axis must be larger than this.
     """
 
     name: str
@@ -42,20 +46,25 @@ class Metric:
 
     @property
     def comparison_sign(self) -> str:
-        """Between the metric and its threshold."""
+        """Return the sign between the metric and its threshold.
+
+        Returns:
+            ">=", or "<=" for metrics with labels.
+        """
         if self.labelled:
             return "<="
         return ">="
 
 
 def cosine(value: Array, reference: Array) -> float:
-    """Σ v·r / (‖v‖ ‖r‖), between −1 and 1 (Salton and McGill, Introduction to Modern Information Retrieval, 1983).
+    """Compute Σ v·r / (‖v‖ ‖r‖) (Salton and McGill, Introduction to Modern Information Retrieval, 1983).
 
-    Two vectors of zeros are alike (1), one of zeros and another are not (0), as Polygraphy's
-    CosineSimilarityCompareFunc has it.
+    Returns:
+        number between −1 and 1. Two zero vectors give 1, a zero vector and another give 0, as in Polygraphy's
+        CosineSimilarityCompareFunc.
     """
     v, r = _flatten_to_float64(value, reference)
-    # scaled first: of numbers beyond 1e154 the squares are infinite
+    # Scale first: squares of numbers beyond 1e154 are infinite.
     v, r = (x / largest if (largest := float(np.abs(x).max(initial=0.0))) else x for x in (v, r))
     lengths = float(np.linalg.norm(v)), float(np.linalg.norm(r))
     if 0.0 in lengths:
@@ -64,48 +73,73 @@ def cosine(value: Array, reference: Array) -> float:
 
 
 def psnr(value: Array, reference: Array) -> float:
-    """Peak signal-to-noise ratio in dB: 10·log10(peak² / mean((v − r)²)), peak = max |r| (ITU-T J.340 with the
+    """Compute the peak signal-to-noise ratio 10·log10(peak² / mean((v − r)²)), peak = max |r| (ITU-T J.340 with the
     reference's own peak).
 
-    Infinite where both are equal; −infinite where the reference is zero and the other is not.
+    Returns:
+        dB; infinite if both are equal, −infinite if the reference is zero and the other is not.
     """
     v, r = _flatten_to_float64(value, reference)
     return _decibels(float(np.abs(r).max(initial=0.0)), float(_root_mean_square(v - r)))
 
 
 def snr(value: Array, reference: Array) -> float:
-    """Signal-to-noise ratio in dB: 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal
-    Processing)."""
+    """Compute the signal-to-noise ratio 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal
+    Processing).
+
+    Returns:
+        dB; infinite if both are equal.
+    """
     v, r = _flatten_to_float64(value, reference)
     return _decibels(float(_root_mean_square(r)), float(_root_mean_square(v - r)))
 
 
 def top_agreement(count: int) -> Callable[[Array, Array], Array]:
-    """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
+    """Check for each row along the last axis (the classes) if the reference's best is among the ``count`` largest of
+    the other.
 
-    The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the
-    reference has several best, any of them will do. Of equal scores of the other the first goes before, as in
-    ``top_accuracy``.
+    This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015) with the reference's answer as the label. If the
+    reference has several best classes, any of them counts. Among equal scores of the other, the first goes before, as
+    in ``top_accuracy``.
+
+    Returns:
+        function of (value, reference) that returns 0 or 1 for each row.
     """
 
     def rows_agree(value: Array, reference: Array) -> Array:
+        """Compare the rows of two arrays of shape [..., classes].
+
+        Returns:
+            1 for rows that agree, else 0.
+        """
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        # of the best, the one that the other likes most
+        # Of the best classes, take the one that the other scores highest.
         return top_accuracy(count)(v, np.where(best, v, -np.inf).argmax(-1))
 
     return rows_agree
 
 
 def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
-    """Of each sample: is its label among the ``count`` largest of its scores?
+    """Check for each sample if its label is among the ``count`` largest of its scores.
 
-    The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a
-    file that gives all classes one score finds label 0 alone.
+    This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015). Among equal scores the first goes before, as in
+    argmax: a file that gives all classes the same score finds label 0 alone.
+
+    Returns:
+        function of (scores, labels) that returns 0 or 1 for each sample.
     """
 
     def labels_found(scores: Array, labels: Array) -> Array:
-        """Scores [samples, classes] and labels [samples], whole numbers of 0 or more and below classes."""
+        """Find the labels among the largest scores.
+
+        Args:
+            scores: [samples, classes].
+            labels: [samples], integers from 0 to classes − 1.
+
+        Returns:
+            1 for samples whose label is found, else 0.
+        """
         own = scores[np.arange(len(labels)), labels][:, None]
         before = (scores > own) | ((scores == own) & (np.arange(scores.shape[-1]) < labels[:, None]))
         return (before.sum(-1) < count).astype(np.float64)
@@ -114,12 +148,15 @@ def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
 
 
 def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
-    """Of each row (an embedding: all dims but the first as one vector): is its nearest among the other rows the
-    reference's too?
+    """Check for each row (an embedding: all dims but the first as one vector) if its nearest other row is the
+    reference's.
 
-    Near is what has the larger cosine; recall at 1 of the reference's neighbours, as retrieval is measured (Manning,
-    Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that lie equally near in the reference
-    will do for each other. One row alone has no neighbour: nothing is returned.
+    The nearest row has the largest cosine. The measure is recall at 1 of the reference's neighbors, as in retrieval
+    (Manning, Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that are equally near in the
+    reference are interchangeable.
+
+    Returns:
+        0 or 1 for each row; empty for a single row, which has no neighbor.
     """
     v, r = (_normalize_rows(x) for x in (value, reference))
     if len(r) < 2:
@@ -133,7 +170,7 @@ def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
         for similar in (ours, theirs):
             similar[rows - start, rows] = -np.inf
         chosen = theirs[rows - start, ours.argmax(-1)]
-        # two roundings of one product
+        # Tolerate two roundings of one product.
         agree[rows] = chosen >= theirs.max(-1) - 8 * np.finfo(np.float64).eps
     return agree
 
@@ -158,14 +195,14 @@ def _flatten_to_float64(value: Array, reference: Array) -> tuple[Array, Array]:
 
 
 def _normalize_rows(rows: Array) -> Array:
-    """Each row at length 1; rows of zeros stay."""
+    """Scale each row to length 1; zero rows stay."""
     wide = rows.astype(np.float64).reshape(len(rows), -1)
     lengths = np.linalg.norm(wide, axis=-1, keepdims=True)
     return wide / np.where(lengths > 0, lengths, 1.0)
 
 
 def _root_mean_square(values: Array) -> float:
-    """The root of the mean square, of numbers of any size."""
+    """Return the root of the mean square, without overflow or underflow."""
     largest = float(np.abs(values).max(initial=0.0))
     if largest:
         return largest * float(np.sqrt(np.mean((values / largest) ** 2)))

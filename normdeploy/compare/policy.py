@@ -1,9 +1,9 @@
-"""Rules of the user's own for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``,
+"""Parse the user's own rules for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``,
 ``--policy``).
 
-A rule that is given for an output decides on it in the place of the default rule (``verbs.verify.file_comparison``),
-which is judged all the same and told beside it; with ``required`` both must hold. Of one kind (the tolerance, each
-metric) an output's own rule goes before the one for all outputs. All rules of an output must hold.
+A rule that is given for an output replaces the default rule (``verbs.verify.file_comparison``), which is evaluated too
+and shown beside it. With ``required`` both must pass. For each kind (the tolerance, each metric) an output's own rule
+overrides the rule for all outputs. All rules of an output must pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import InputError
 from .metrics import METRICS
 
-# the name that stands for every output
+# Name that means every output.
 ALL = ""
 _METRIC = re.compile(
     r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
@@ -29,7 +29,7 @@ Thresholds = str | Sequence[str] | Mapping[str, "str | Sequence[str]"]
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|value − reference| ≤ absolute + relative · |reference| for each element, numpy.allclose's rule."""
+    """Bound |value − reference| ≤ absolute + relative · |reference| for each element, as in numpy.allclose."""
 
     absolute: float
     relative: float
@@ -41,7 +41,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """``METRICS[kind]`` is ``least`` or more; of one that asks for labels, ``least`` or less."""
+    """Limit of a metric: ``METRICS[kind]`` must be at least ``least``, or at most ``least`` for a metric with
+    labels.
+    """
 
     kind: str
     least: float
@@ -55,7 +57,12 @@ Rule = Tolerance | Threshold
 
 @dataclass(frozen=True)
 class Policy:
-    """``rules``: output (``ALL`` for every one) -> kind -> rule. ``required``: the default rule must hold as well."""
+    """Rules of all outputs.
+
+    Attributes:
+        rules: output (``ALL`` for every one) -> kind -> rule.
+        required: the default rule must pass as well.
+    """
 
     rules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
     required: bool = False
@@ -64,27 +71,41 @@ class Policy:
         return any(self.rules.values())
 
     def rules_for(self, output: str) -> tuple[Rule, ...]:
-        """The rules that decide on an output, none where the default rule does."""
+        """Return the rules that decide on an output.
+
+        Returns:
+            rules; empty if the default rule decides.
+        """
         return tuple({**self.rules.get(ALL, {}), **self.rules.get(output, {})}.values())
 
     @property
     def labeled_metrics(self) -> tuple[str, ...]:
-        """The metrics that ask for labels."""
+        """Return the metrics that need labels.
+
+        Returns:
+            names, each once.
+        """
         kinds = dict.fromkeys(kind for rules in self.rules.values() for kind in rules)
         return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
 
     def merge_under(self, other: Policy) -> Policy:
-        """This one, and what it does not say from ``other``."""
+        """Fill the gaps of this policy from ``other``.
+
+        Returns:
+            policy in which this one's rules win.
+        """
         names = dict.fromkeys([*other.rules, *self.rules])
         rules = {name: {**other.rules.get(name, {}), **self.rules.get(name, {})} for name in names}
         return Policy(rules, self.required or other.required)
 
     def require_default(self, default: bool) -> Policy:
-        """The same where the default rule must hold as well, if it is said; of what all places together say, options
-        and file.
+        """Require the default rule too if ``default`` is set. Call it on the merged rules of options and file.
+
+        Returns:
+            the same rules, with ``required`` set if either asks for it.
 
         Raises:
-            InputError: there is no rule beside which it could.
+            InputError: the default rule is required, but no other rule is given.
         """
         required = self.required or default
         if required and not self:
@@ -95,7 +116,8 @@ class Policy:
         return Policy(self.rules, required)
 
     def check(self, outputs: Sequence[str]) -> None:
-        """
+        """Check that each rule's output exists.
+
         Raises:
             InputError: a rule is for an output that the model does not have.
         """
@@ -106,11 +128,14 @@ class Policy:
 
 
 def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
-    """The rules that are said by texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or by output ->
-    "1e-3:1e-2", (1e-3, 1e-2).
+    """Parse rules given as texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or as mappings from output to
+    "1e-3:1e-2" or (1e-3, 1e-2).
+
+    Returns:
+        the policy.
 
     Raises:
-        InputError: one can't be read, or two of one kind are given for one output.
+        InputError: a rule can't be parsed, or an output has two different rules of one kind.
     """
     rules: dict[str, dict[str, Rule]] = {}
     for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric)]:
@@ -125,7 +150,7 @@ def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [(name, parse_tolerance(value)) for name, value in given.items()]
     texts = [given] if isinstance(given, str) else () if given is None else given
-    # 1e-3 alone, or (1e-3, 1e-2), does not say which outputs it is for, nor a number alone whether it is relative
+    # 1e-3 or (1e-3, 1e-2) alone does not say which outputs it is for; a single number does not say if it is relative.
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise InputError(
             f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'
@@ -148,10 +173,16 @@ def _parse_thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
 
 
 def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
-    """``1e-3:1e-2`` or (1e-3, 1e-2).
+    """Parse ``1e-3:1e-2`` or (1e-3, 1e-2).
+
+    Args:
+        written: text for error messages.
+
+    Returns:
+        the tolerance.
 
     Raises:
-        InputError: it is neither, or a number is negative or not finite.
+        InputError: it has another form, or a number is negative or not finite.
     """
     if written is None:
         written = str(value)
@@ -175,10 +206,16 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
 
 
 def parse_threshold(text: object, *, named: bool = False) -> Threshold:
-    """``cosine>=0.995``, also written ``cosine:0.995``, which no shell takes for a redirection.
+    """Parse ``cosine>=0.995`` or ``cosine:0.995``, which no shell takes for a redirection.
+
+    Args:
+        named: the text may name an output.
+
+    Returns:
+        the threshold.
 
     Raises:
-        InputError: it can't be read, there is no such metric, or it can't reach the threshold.
+        InputError: the text can't be parsed, the metric does not exist, or it can't reach the threshold.
     """
     parts = _split_rule(text)
     if parts["output"] and not named:

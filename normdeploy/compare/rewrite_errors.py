@@ -1,4 +1,4 @@
-"""What one norm or one fold may err by: the roundings of its own formula.
+"""Bound the error of one norm or one fold by the roundings of its own formula.
 
 ``unit`` is the unit roundoff of the type that is computed in.
 """
@@ -10,24 +10,27 @@ import numpy as np
 from ..types import Array
 
 _UNITS = 8
-# A fold in a linear op, against the nodes before it.
+# Allowed for a fold in a linear op, against the nodes before it.
 TIMES = 4
 ULPS = 4
 
 
 def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, gamma: float, unit: float) -> Array:
-    """Return the error that a norm's rounding may make in each row:
+    """Compute the error that a norm's rounding may make in each row:
 
         8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|
 
-    The statistics are accurate to a few u of the largest element, the result is rounded once more, and epsilon is a
-    float32 attribute (half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε) of itself: float64 alone notices).
+    The statistics are accurate to a few u of the largest element, and the result is rounded once more. Epsilon is a
+    float32 attribute: half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε), relatively, which only float64 notices.
 
     Args:
         x: rows of the input, float64.
         y: rows of the result, float64.
         centered: whether the mean is subtracted.
-        gamma: the largest.
+        gamma: largest |γ|.
+
+    Returns:
+        absolute error of each row, shape [rows].
     """
     spread = np.square(x - x.mean(axis=1, keepdims=True) if centered else x).mean(axis=1)
     scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + epsilon + 1e-300)
@@ -36,5 +39,12 @@ def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, g
 
 
 def sum_rounding_error(terms: float, unit: float) -> float:
-    """Return the error that a sum's rounding may make: 8 roundings of its terms, as magnitudes."""
+    """Compute the error that a sum's rounding may make: 8 roundings of its terms.
+
+    Args:
+        terms: sum of the terms' magnitudes.
+
+    Returns:
+        absolute error.
+    """
     return _UNITS * unit * terms

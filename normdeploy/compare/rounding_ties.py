@@ -1,4 +1,4 @@
-"""What else an integer may be, because its answer hangs on a rounding."""
+"""Find other right values of an integer whose result depends on a rounding."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 from ..types import Array
 from .error_bounds import Outputs
 
-# runs of the reference; one in four turns a difference of one unit around, so 16 miss one of a hundred
+# Runs of the reference. One run in four turns a difference of one unit around, so 16 runs miss one in a hundred.
 _DISTURBANCES = 16
-# different ones, where the answer is open
+# With this many different answers, the result is open.
 _ANSWERS = 3
 
 
 class RoundingTies:
-    """What else an integer output of one case may be, because its answer hangs on a rounding.
+    """Other right values of the integer outputs of one case.
 
-    That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few
-    units; the argument is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order).
-    Runs are made while there is time for more (``may_draw``). Where these give three answers and more, as the order of
-    many equal values does, any integer between the least and the largest in that output will do.
+    Right are eager's values, values of the reference when ``perturbed``, and its values when ``rounded``. Runs are made
+    while ``may_draw`` returns true. If these give three or more different answers, as the order of many equal values
+    does, any integer between the smallest and the largest of that output passes.
     """
 
     def __init__(
@@ -32,6 +31,13 @@ class RoundingTies:
         rounded: Callable[[int], Outputs] | None = None,
         may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Store the functions; the reference runs later, only when needed.
+
+        Args:
+            perturbed: runs the reference with every value off by a few units; takes a seed.
+            rounded: runs it with each intermediate rounded and equal values in any order; takes a seed.
+            may_draw: returns whether there is time for another run.
+        """
         self._may_draw = may_draw
         if rounded is None:
             self._runners = [perturbed]
@@ -41,8 +47,15 @@ class RoundingTies:
         self._others = [eager]
 
     def explain_elements(self, output: str, value: Array, *, draws: bool = True) -> Array:
-        """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are, and
-        not at all without ``draws``."""
+        """Find the elements of ``value`` that are right, exactly or by a rounding. The reference runs only until all
+        are.
+
+        Args:
+            draws: without it the reference does not run again.
+
+        Returns:
+            mask of the shape of ``value``.
+        """
         right = value == self._reference[output]
         seen = [self._reference[output]]
         for other in self._iter_rounded_runs() if draws else self._others:

@@ -1,4 +1,4 @@
-"""Whether two runtimes gave the same answer: wrong is what no rounding explains."""
+"""Compare the answers of two runtimes. An answer is wrong if no rounding explains the difference."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ def find_disagreement(
     unit: float,
     more: Sequence[Array] | None = None,
 ) -> Verdict:
-    """Return the verdict on the first output that is wrong, or else on the largest error relative to its output.
+    """Compare the outputs of two runtimes.
 
     Args:
-        unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root,
-            relative to the largest value of an output, are rounding.
-        more: how far each element may be off besides; integers may differ wherever they are allowed to.
+        answers: outputs to judge.
+        reference: outputs of the other runtime, in the same order.
+        unit: unit roundoff of the coarser of the two types. Errors up to its square root, relative to the largest value
+            of an output, are rounding.
+        more: additional allowed error of each element of floating outputs.
+
+    Returns:
+        verdict on the first output that is wrong, else on the largest error relative to its output.
     """
     allowed = unit**0.5
     worst = Verdict(0.0, allowed)
 
     def make_failure(reason: str, error: float = math.inf) -> Verdict:
+        """Return a failed verdict.
+
+        Returns:
+            verdict with the reason.
+        """
         return Verdict(error, allowed, reason=reason)
 
     if len(answers) != len(reference):

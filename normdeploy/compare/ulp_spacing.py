@@ -1,4 +1,4 @@
-"""The distance between neighbours of a floating type, and what a peer's error allows for."""
+"""Compute the distance between neighbors of a floating type, and the error allowed next to a peer's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ ULPS = 4.0
 
 
 def ulp_at(size: float, dtype: np.dtype) -> float:
-    """Return the distance between the numbers of ``dtype`` around ``size``, at least that of its subnormals."""
+    """Compute the distance between the numbers of ``dtype`` around ``size``.
+
+    Returns:
+        distance, at least that of subnormals.
+    """
     info = ml_dtypes.finfo(dtype)
     if size:
         exponent = int(np.frexp(min(size, float(info.max)))[1]) - 1
@@ -23,15 +27,17 @@ def ulp_at(size: float, dtype: np.dtype) -> float:
 
 
 def float_spacing(values: Array, dtype: np.dtype) -> Array:
-    """Return the distance between the numbers of ``dtype`` around each value.
+    """Compute the distance between the numbers of ``dtype`` around each value.
 
-    It is at least the smallest normal number of float32 and wider types: numbers below may be flushed to zero.
+    Returns:
+        float64 of the same shape, at least the smallest normal number of float32 and wider types: smaller numbers may
+        be flushed to zero.
     """
     info = ml_dtypes.finfo(dtype)
     with np.errstate(all="ignore"):
         size = np.minimum(finite_magnitude(values), float(info.max))
         exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
-    # float16 has no numbers to spare.
+    # float16 has too few exponents to do without its subnormals.
     if info.minexp > -64:
         least = info.minexp - info.nmant
     else:
@@ -40,29 +46,39 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
 
 
 def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
-    """Return the largest error that passes where a correct evaluation errs by ``error``: 4 times that, and 4 ulp.
+    """Compute the largest error that passes if a correct evaluation errs by ``error``: 4 times that, and 4 ulp.
 
     Another evaluation is another draw of roundings of the same size; 4 is the room between two draws.
 
     Args:
-        error: of eager, one evaluation in the model's own type.
-        size: the largest |reference|.
+        error: largest error of eager, one evaluation in the model's own type.
+        size: largest |reference|.
         dtype: of the output.
+
+    Returns:
+        absolute error.
     """
     return EAGER_MULTIPLE * error + ULPS * ulp_at(size, dtype)
 
 
 def allowed_beside_eager(eager: Array, reference: Array, dtype: np.dtype) -> float:
-    """Return what `allowed_beside_peer` allows for a tensor inside of a model, of which eager's value is known."""
+    """Compute the allowed error (`allowed_beside_peer`) of a tensor inside a model, given eager's value.
+
+    Returns:
+        absolute error.
+    """
     return allowed_beside_peer(
         difference_from_float64(eager, reference).error, largest_rounded(eager, reference), dtype
     )
 
 
 def largest_rounded(eager: Array, reference: Array) -> float:
-    """Return the largest finite |reference| of the elements that eager rounds, of all elements where it rounds none.
+    """Return the largest finite |reference| among the elements that eager rounds, or of all elements if it rounds none.
 
-    The -10000 of a mask is exact, and says nothing of how elements around 1 are rounded.
+    The -10000 of a mask is exact, and says nothing about the rounding of elements around 1.
+
+    Returns:
+        float64 as a Python number.
     """
     rounded = np.isfinite(reference) & (eager.astype(np.float64) != reference)
     return float(finite_magnitude(reference).max(initial=0, where=rounded if rounded.any() else True))

@@ -1,4 +1,4 @@
-"""The result of a comparison: the element that decides, and what it was allowed."""
+"""Result of a comparison: the element that decides, and its allowed error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from ..types import Array
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an output passes; true where it does.
+    """Result of a comparison; true if the output passes.
 
-    ``error`` and ``allowed`` are of the element at ``place``, which comes nearest to failing or exceeds its bound most.
-    ``reason`` says what is wrong where no error can: another shape, a NaN, another integer. ``beyond``: how many
-    elements exceed their bounds, of `farthest_beyond_bound`.
+    Attributes:
+        error: of the element that is nearest to its bound or exceeds it most.
+        allowed: of the same element.
+        place: index of that element.
+        reason: mismatch that no error can express (another shape, a NaN, another integer), or None.
+        beyond: number of elements that exceed their bounds, from `farthest_beyond_bound`.
     """
 
     error: float
@@ -30,7 +33,11 @@ class Verdict:
 
     @property
     def bound_ratio(self) -> float:
-        """The multiple of the bound that would have been needed."""
+        """Return the multiple of the bound that was reached.
+
+        Returns:
+            ratio; infinite for an error with a bound of 0.
+        """
         if not self.error > 0:
             return 0.0
         if self.allowed:
@@ -39,10 +46,13 @@ class Verdict:
 
 
 def nearest_to_bound(error: Array, allowed: Array) -> Verdict:
-    """Return the verdict on the element whose error is the largest multiple of what is allowed there.
+    """Find the element with the largest ratio of error to allowed error.
 
     Args:
-        error, allowed: of one shape; without an element nothing is wrong.
+        error, allowed: arrays of one shape; empty arrays pass.
+
+    Returns:
+        verdict on that element.
     """
     if not error.size:
         return Verdict(0.0, 0.0)
@@ -52,11 +62,14 @@ def nearest_to_bound(error: Array, allowed: Array) -> Verdict:
 
 
 def farthest_beyond_bound(error: Array, allowed: Array) -> Verdict | None:
-    """Return the verdict on the element with the largest error of those beyond their bound; None where all are within.
+    """Find the largest error among the elements that exceed their bound.
 
     Args:
         error: of each element.
-        allowed: broadcasts to it.
+        allowed: bound; broadcasts to ``error``.
+
+    Returns:
+        verdict on that element, or None if all are within.
     """
     beyond = error > allowed
     if not beyond.any():

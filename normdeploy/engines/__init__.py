@@ -1,1 +1,1 @@
-"""ONNX → engine: the build in a process of its own, and the form of each norm in it."""
+"""Build engines from ONNX files in a separate process, and choose the form of each norm."""

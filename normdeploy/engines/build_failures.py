@@ -1,4 +1,4 @@
-"""Why no engine was built, in words: what the library's parser refused, or how its process ended."""
+"""Explain why no engine was built: errors of the library's parser, or the end of its process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,32 @@ from ..runtimes.trt_runner import TITLES
 from .builder_client import WorkerEnd
 
 _FP8 = 8.9
-# errors of the parser; the log has all
+# Most errors of the parser in a message; the log has all.
 _SHOWN = 5
 
 
 def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
+    """Describe compute capabilities that TensorRT-RTX does not build for.
+
+    Returns:
+        message.
+    """
     asked = ", ".join(answer["unknown"])
     known = ", ".join(answer["known"])
     return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
 
 
 def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
-    """Why no engine can be built for all of ``capabilities``, "" where FP8 does not stand in the way: GPUs have it from
-    8.9 on (NVIDIA, CUDA C++ Programming Guide)."""
+    """Explain that a file needs FP8 and some of ``capabilities`` lack it. GPUs have FP8 from 8.9 on (NVIDIA, CUDA C++
+    Programming Guide).
+
+    Args:
+        name: file's name for the message.
+        capabilities: requested compute capabilities, for example "8.6".
+
+    Returns:
+        message, or "" if the file has no FP8 weights or all GPUs have FP8.
+    """
     kinds = onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2
     held = next((t.name for t in proto.graph.initializer if t.data_type in kinds), None)
     older = [c for c in capabilities if float(c) < _FP8]
@@ -40,6 +53,16 @@ def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequenc
 
 
 def describe_refusal(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtime: str) -> str:
+    """Describe a refusal of the builder process.
+
+    Args:
+        answer: last answer of the process.
+        proto: model that was parsed.
+        name: file's name.
+
+    Returns:
+        message, with the module of each node that the parser refused.
+    """
     title = TITLES[runtime]
     if answer["refused"] == "empty":
         return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
@@ -90,7 +113,14 @@ def _describe_parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> 
 
 
 def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
-    """Why the worker ended without an answer."""
+    """Describe the end of a worker that gave no answer: timeout, lack of memory, crash or error.
+
+    Args:
+        log: everything that the worker printed.
+
+    Returns:
+        message.
+    """
     title = TITLES[runtime]
     if end.late:
         return f"{title} was stopped: the build was not done within the timeout; give it more time"
@@ -104,7 +134,7 @@ def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
 
 
 def _extract_log_errors(log: str) -> str:
-    """The errors that the log holds, or its last line."""
+    """Return the errors in the log, else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for mark in ("[E]", "[!]"):
         if errors := list(dict.fromkeys(_clean_message(line[3:]) for line in lines if line.startswith(mark))):
@@ -115,8 +145,9 @@ def _extract_log_errors(log: str) -> str:
 
 
 def _clean_message(reason: str) -> str:
-    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without
-    one."""
+    """Return the message on one line, without the remark that no GPU was found. TensorRT adds it to every error on a
+    machine without a GPU.
+    """
     return re.sub(
         r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)",
         "",

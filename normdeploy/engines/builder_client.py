@@ -1,5 +1,6 @@
-"""The process in which an engine is built (``normdeploy.engines.builder_process``), started, listened to, and ended
-with its parent."""
+"""Start the process that builds an engine (``normdeploy.engines.builder_process``), read its answers, and end it with
+its parent.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +20,30 @@ COMMAND = child_process.module_command("normdeploy.engines.builder_process")
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How the worker ended."""
+    """End of the worker.
 
-    # its last one
+    Attributes:
+        answer: last answer; empty if it gave none.
+        status: exit status of the process.
+        late: whether the timeout stopped it.
+    """
+
     answer: dict[str, Any]
-    # of the process
     status: int
-    # it was stopped because the time was over
     late: bool
 
 
 def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> WorkerEnd:
+    """Run the worker until it ends or the timeout passes.
+
+    Args:
+        request: see ``normdeploy.engines.builder_process``.
+        log: file for standard error.
+        timeout: seconds; None for no limit.
+
+    Returns:
+        last answer, exit status and whether the timeout passed.
+    """
     pipe = subprocess.PIPE
     process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=log, env=child_process.child_environment())
     assert process.stdin is not None
@@ -55,7 +69,7 @@ def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, t
                 progress("build", *answer["progress"])
         return WorkerEnd(answer, process.wait(), late.is_set())
     finally:
-        # on Ctrl-C too
+        # Also on Ctrl-C.
         timer.cancel()
         process.kill()
         process.wait()

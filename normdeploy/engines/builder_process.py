@@ -1,9 +1,9 @@
-"""The process in which an engine is built: ``python -m normdeploy.engines.builder_process``, called by
-``normdeploy.verbs.build.build_function``.
+"""Build an engine in this process: ``python -m normdeploy.engines.builder_process``, started by
+``normdeploy.engines.builder_client``.
 
-It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress":
-[done, total]}, then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard
-error, which is the log: some of their failures abort the process, and the log is then all that tells why.
+The process reads a request as JSON on standard input. It writes one JSON object per line on standard output:
+{"progress": [done, total]}, then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes
+to standard error, which is the log. Some of their failures abort the process, and then only the log gives the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ Answer = dict[str, Any]
 
 
 def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
-    """Parse and build as ``request`` says, write the engine to its path, and return the last answer."""
+    """Parse and build as requested, and write the engine to its path.
+
+    Args:
+        request: runtime, paths, profiles and options.
+        tell: sends an answer, for progress.
+
+    Returns:
+        last answer.
+    """
     trt = select_library(request["runtime"])
     from polygraphy.backend.trt import create_network, engine_bytes_from_network
     from polygraphy.backend.trt.util import get_trt_logger
@@ -52,9 +60,9 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
             return {"refused": "packages", "reason": reason}
         builder, network = _make_plugin_network(trt, get_trt_logger())
     else:
-        # TensorRT-RTX knows no other
+        # TensorRT-RTX has strongly typed networks only.
         builder, network = create_network(strongly_typed=not rtx)
-    # the parser finds NVIDIA's own plugins only then
+    # The parser finds NVIDIA's own plugins only after this call.
     trt.init_libnvinfer_plugins(get_trt_logger(), "")
     parser = trt.OnnxParser(network, get_trt_logger())
     parsed = parser.parse_from_file(request["onnx"])
@@ -69,7 +77,7 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
     else:
         plugins = 0
-    # the parser prefers a function, or an op of its own, of the same name
+    # The parser prefers a function, or an op of its own, of the same name.
     if plugins != request.get("plugins", 0):
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
     if request.get("precision"):
@@ -100,19 +108,19 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
 
 
 def _register_own_plugins() -> str:
-    """Let TensorRT know our plugins; why that can't be done, "" where it could."""
+    """Register our plugins with TensorRT; return the reason if that fails, else ""."""
     try:
         from normdeploy_plugins import qdp
 
         qdp.register()
     except (ImportError, AttributeError) as error:
-        # no triton; a tensorrt.plugin without aot_impl
+        # triton is missing, or tensorrt.plugin has no aot_impl.
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
-    """Let the packages that bring plugins register them; why one does not, "" where all do."""
+    """Let installed packages register their plugins; return the reason if one fails, else ""."""
     for domain, name in packages:
         guest = norm_of_plugin(domain, name)
         if guest is None or guest.norm.plugin is None:
@@ -126,8 +134,10 @@ def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
 
 
 def _make_plugin_network(trt: Any, logger: Any) -> tuple[Any, Any]:
-    """An empty network, strongly typed, that takes kernels compiled ahead of time; the flags' values differ between
-    TensorRT 10 and 11."""
+    """Create a builder and an empty, strongly typed network that accepts kernels compiled ahead of time.
+
+    The flags are looked up by name, because their values differ between TensorRT 10 and 11.
+    """
     builder = trt.Builder(logger)
     known = trt.NetworkDefinitionCreationFlag.__members__
     names = [name for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS") if name in known]
@@ -135,7 +145,11 @@ def _make_plugin_network(trt: Any, logger: Any) -> tuple[Any, Any]:
 
 
 def supported_capabilities(trt: Any) -> dict[str, tuple[int, int]]:
-    """Compute capabilities that this TensorRT-RTX can build for: "8.6" -> (8, 6)."""
+    """List the compute capabilities that this TensorRT-RTX can build for.
+
+    Returns:
+        name -> numbers, for example "8.6" -> (8, 6).
+    """
     numbers = sorted(int(name[2:]) for name in trt.ComputeCapability.__members__ if name.startswith("SM"))
     return {f"{n // 10}.{n % 10}": (n // 10, n % 10) for n in numbers}
 
@@ -151,18 +165,18 @@ def _config_factory(trt: Any, request: Answer, monitor: Any, folder: Path) -> Ca
     common = {"profiles": profiles or None, "progress_monitor": monitor}
     common |= config_arguments(trt, request.get("options", {}), folder)
     if request["runtime"] != "tensorrt-rtx":
-        # leaves TF32 off
+        # CreateConfig leaves TF32 off.
         return CreateConfig(**common)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
     known = supported_capabilities(trt)
     create = CreateConfigRTX(compute_capabilities=[known[c] for c in request["capabilities"]] or None, **common)
-    # float32 products with TF32 have float16's precision, and an engine is to give what the model gives
+    # float32 products with TF32 have float16's precision, and an engine should compute what the model does.
     return PostprocessConfig(create, func=lambda builder, network, config: config.clear_flag(trt.BuilderFlag.TF32))
 
 
 def _make_progress_monitor(trt: Any, tell: Callable[[Answer], None]) -> Any:
-    """Reports the steps of the builder's outermost phase."""
+    """Return a monitor that reports the steps of the builder's outermost phase."""
 
     class BuildProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -194,8 +208,9 @@ def _encode_parser_error(error: Any) -> Answer:
 
 
 def main() -> None:
+    """Read the request from standard input and write answers to standard output."""
     channel: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # the libraries print to both
+    # Libraries print to both streams, so both go to the log.
     os.dup2(2, 1)
 
     def write_answer(answer: Answer) -> None:

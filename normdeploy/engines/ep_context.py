@@ -1,19 +1,20 @@
-"""An engine in an ONNX file for onnxruntime's TensorRT-RTX provider: one EPContext node in the place of the graph.
+"""Embed an engine in an ONNX file for onnxruntime's TensorRT-RTX provider: one EPContext node replaces the graph.
 
-The attributes are those that the provider reads and writes (microsoft/onnxruntime, core/providers/nv_tensorrt_rtx/
-onnx_ctx_model_helper.cc; NVIDIA/TensorRT-RTX-EP-ABI, src/onnx_ctx_model_helper.cc, of which the wheel is built):
+The provider reads and writes these attributes (microsoft/onnxruntime,
+core/providers/nv_tensorrt_rtx/onnx_ctx_model_helper.cc; NVIDIA/TensorRT-RTX-EP-ABI, src/onnx_ctx_model_helper.cc, the
+source of the wheel):
 
-    embed_mode             1: ep_cache_context holds the engine; 0: it names the engine's file, in the folder of the
-                           ONNX file, by a path that is neither absolute nor leads out of it
-    partition_name         under which the provider keeps its runtime cache: a plain file name
-    onnx_model_filename    read when an engine without weights is refitted, which ours are not
-    main_context           0: each node has an engine of its own
-    hardware_architecture  compute capabilities without their dots, as the provider writes its GPU's ("86")
-    ep_sdk_version         the version of TensorRT-RTX
-    source                 the provider's name; onnxruntime tells by it which provider is missing
+    embed_mode             1: ep_cache_context holds the engine; 0: it names the engine's file in the folder of the
+                           ONNX file, by a path that is not absolute and does not leave the folder
+    partition_name         name of the provider's runtime cache: a plain file name
+    onnx_model_filename    read only to refit an engine without weights, which ours are not
+    main_context           0: each node has its own engine
+    hardware_architecture  compute capabilities without dots, as the provider writes its GPU's ("86")
+    ep_sdk_version         version of TensorRT-RTX
+    source                 name of the provider; onnxruntime uses it to report a missing provider
 
-The model's metadata hold the first bytes of the engine under ``ep_compatibility_info.<provider>``, by which onnxruntime
-asks the provider whether the engine can run before it is loaded (getEngineValidity).
+The model's metadata holds the first bytes of the engine under ``ep_compatibility_info.<provider>``. With them
+onnxruntime asks the provider if the engine can run, before it loads the engine (getEngineValidity).
 """
 
 from __future__ import annotations
@@ -35,15 +36,22 @@ from ..storage.onnx_files import write_bytes
 from ..storage.proto_traversal import required_inputs
 
 COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
-# bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
+# Bytes of an engine that the provider compares (kTensorRTEngineHeaderSize).
 HEADER = 64
 
 
 @dataclass(frozen=True)
 class EpContext:
-    """What was written: ``file`` is the engine's name beside the ONNX file, "" where it is embedded."""
+    """Description of the ONNX file that was written.
 
-    # "embed" or "file"
+    Attributes:
+        mode: "embed" or "file".
+        file: name of the engine's file next to the ONNX file; "" if embedded.
+        partition: name of the runtime cache.
+        architecture: compute capabilities without dots, joined by commas.
+        sdk_version: version of TensorRT-RTX.
+    """
+
     mode: str
     file: str
     partition: str
@@ -54,15 +62,22 @@ class EpContext:
 def write_ep_context(
     written: Path, target: Path, proto: onnx.ModelProto, source: str, mode: str, targets: Sequence[str], version: str
 ) -> EpContext:
-    """Put the engine that stands in ``written`` into an ONNX file there, or beside ``target``, whose name it has then.
+    """Replace the engine in ``written`` by an ONNX file that embeds it or refers to it.
 
     Args:
-        proto: the model that the engine was built of; its inputs and outputs are those of the file.
-        source: its file's name.
+        written: file of the engine; the ONNX file replaces it.
+        target: final path of the ONNX file; in mode "file" the engine is written next to it.
+        proto: model that the engine was built from; the ONNX file has the same inputs and outputs.
+        source: name of the model's file.
+        mode: "embed" or "file".
         targets: compute capabilities of the engine ("8.6").
+        version: of TensorRT-RTX.
+
+    Returns:
+        description of the file.
 
     Raises:
-        BuildError: the engine is too large to be embedded.
+        BuildError: the engine is too large to embed.
     """
     engine = written.read_bytes()
     digest = hashlib.sha256(engine).hexdigest()[:16]
@@ -88,7 +103,11 @@ def write_ep_context(
 
 
 def remove_stale_engines(target: Path, keep: str) -> None:
-    """Remove engines that no ONNX file at ``target`` refers to any more."""
+    """Remove engines that no ONNX file at ``target`` refers to any more.
+
+    Args:
+        keep: name of the engine to keep.
+    """
     with lock_folder(target.parent):
         for old in matching_siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.engine"):
             if old.name != keep:

@@ -1,4 +1,4 @@
-"""Equal forms for norm nodes that some version of TensorRT can't parse, or parses wrongly."""
+"""Rewrite norm nodes that some version of TensorRT can't parse, or parses wrongly, in an equal form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ _HALVES = ("float16", "bfloat16")
 
 
 def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """RMSNormalization as our op, whose function body every TensorRT from 9.0 on reads."""
+    """Plan RMSNormalization as our op, whose function body every TensorRT from 9.0 on can parse.
+
+    Returns:
+        the plan.
+
+    Raises:
+        RefusedError: the opset is too old, or the types of input and scale differ.
+    """
     graph = p.graph
     attributes = p.graph.attrs(node)
     x, scale = node.inputs
@@ -43,14 +50,23 @@ def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _fill_shape(shape: Dims, own: Dims) -> Dims:
-    """``shape`` with the sizes that a parameter tells which broadcasts to it."""
+    """Fill unknown dims of ``shape`` from a parameter of shape ``own`` that broadcasts to it.
+
+    Returns:
+        dims of x, for example (None, None) and (64,) give (None, 64).
+    """
     own = ((1,) * len(shape) + own)[-len(shape) :]
     return tuple(b if isinstance(b, int) and b != 1 else a for a, b in zip(shape, own, strict=True))
 
 
 def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape
-    (C, 1, ...)."""
+    """Plan GroupNormalization of one group as LayerNormalization over all axes after the batch.
+
+    Scale and bias get the shape (C, 1, ...).
+
+    Returns:
+        the plan.
+    """
     graph = p.graph
     x = node.inputs[0]
     y = node.outputs[0]
@@ -71,8 +87,13 @@ def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then
-    Mul and Add."""
+    """Plan GroupNormalization 21 as InstanceNormalization of shape (N, groups, ...), then Mul and Add.
+
+    Half-precision data is converted to float32 if ``stash_type`` asks for it.
+
+    Returns:
+        the plan.
+    """
     graph = p.graph
     x = node.inputs[0]
     y = node.outputs[0]
@@ -86,6 +107,11 @@ def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     nodes = list(before)
 
     def append_node(op: str, *inputs: gs.Tensor, **attrs: int | float) -> gs.Tensor:
+        """Add a node to the plan.
+
+        Returns:
+            its output.
+        """
         nodes.append(graph.make_node(op, inputs, y, attrs))
         return nodes[-1].outputs[0]
 
@@ -98,8 +124,6 @@ def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     t = append_node("Reshape", t, append_node("Shape", x))
     if wide:
         t = append_node("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    else:
-        t = t
     append_node("Add", append_node("Mul", t, parameters[0]), parameters[1])
     free = (0, *range(2, len(shape)))
     return PluginPlan(
@@ -118,8 +142,11 @@ def _data_parameters(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _reshape_parameters(p: PluginPlanner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
-    """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with
-    C."""
+    """Reshape scale and bias to (C, 1, ...).
+
+    Returns:
+        the two tensors, the Reshape nodes of those that are data, and the shape of x with C filled in.
+    """
     vectors = []
     nodes = []
     laid = (-1, *(1,) * (len(shape) - 2))

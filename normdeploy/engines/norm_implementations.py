@@ -1,14 +1,14 @@
-"""Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or
-plugin node.
+"""Choose the form of each norm in a TensorRT engine (``build --norm-impl``): native node, function body, or plugin
+node.
 
-    native  the file as it is, but for what the library can't read or reads wrongly (`normdeploy.norms.norm_table`)
-    plugin  our kernels for every norm that they take
-    auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
-            LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with
-            pointwise neighbours by itself. This is by reasoning; it was not measured on a GPU.
+    native  the file unchanged, except for norms that the library can't read or misreads (`normdeploy.norms.norm_table`)
+    plugin  our kernels for every norm that they accept
+    auto    our kernels if TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
+            LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which TensorRT fuses
+            with pointwise neighbors by itself. This choice is by reasoning; it was not measured on a GPU.
 
-Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no
-kernel takes the norm, it stays, and the account says why. TensorRT-RTX's ONNX parser takes no plugins.
+Every new node is proved equal to the nodes that it replaces (`engines.plugin_proof`). If the proof fails, or no kernel
+accepts the norm, the norm stays, and the account gives the reason. TensorRT-RTX's ONNX parser accepts no plugins.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .plugin_nodes import PluginPlan, PluginPlanner
 from .plugin_plans import plan_plugin, plan_scale_shift, qualified_op_name
 from .plugin_proof import propose_plan
 
-# TensorRT's first release with plugins compiled ahead of time (aot_impl)
+# First TensorRT with plugins compiled ahead of time (aot_impl).
 PLUGINS_SINCE = (10, 9)
 _IR_OF_FUNCTIONS = 8
 STAGE = "engine"
-# the form of a norm of ours whose body takes its place
+# Form of our own norm that is replaced by its body.
 WRITTEN_OUT = "standard nodes"
 
 Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
@@ -55,20 +55,24 @@ Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
 
 @dataclass(frozen=True)
 class Implementation:
-    """One norm of the file and the form that it has in the engine's network."""
+    """Form of one norm of the file in the engine's network.
+
+    Attributes:
+        module: qualified path; "" if the file does not record it.
+        op: op in the file, for example "LayerNormalization" or "normdeploy.AddLayerNorm".
+        form: "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that replaced it.
+        reason: why the norm has this form; "" if there is none to give.
+    """
 
     node: str
-    # qualified path, "" where the file does not tell
     module: str
-    # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
     op: str
-    # "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that took its place
     form: str
     reason: str = ""
 
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
-# what a parser that does not read the op gets instead
+# Replacements for ops that a parser does not read.
 OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
@@ -76,14 +80,15 @@ OLDER: dict[str, Writer] = {
 
 
 def _parser_supports(row: NormOp, runtime: str, version: Version) -> bool:
-    """Whether the parser of a runtime reads the op as it is meant; ``version``: () where nothing is known."""
+    """Check if a runtime's parser reads the op correctly; an unknown version () is taken as new."""
     return runtime == "tensorrt-rtx" or not version or version >= row.tensorrt
 
 
 def check_norm_impl(norm_impl: str, runtime: str) -> None:
-    """
+    """Check the value of --norm-impl for a runtime.
+
     Raises:
-        InputError: there is no such form, or the runtime takes no plugins.
+        InputError: the value is unknown, or the runtime accepts no plugins.
     """
     if norm_impl not in NORM_IMPLS:
         raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
@@ -95,22 +100,36 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
 
 
 def plugins_available(norm_impl: str, runtime: str, version: str) -> bool:
-    """Whether some norms may become plugins. Where not, our own ops gain nothing: the parser inlines their bodies.
+    """Check if some norms may become plugins. Without plugins our own ops gain nothing, because the parser inlines
+    their bodies.
+
+    Returns:
+        true if the kernels can be used.
 
     Raises:
-        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+        RuntimeUnavailable: plugins are requested, but triton is missing or the library is too old for them.
     """
     return bool(_load_kernels(norm_impl, runtime, parse_version(version))[0])
 
 
 def parse_version(version: str) -> Version:
-    """A version as numbers, (10, 15, 1, 29); () where nothing is known."""
+    """Parse the numbers of a version.
+
+    Returns:
+        numbers, for example (10, 15, 1, 29); () if unknown.
+    """
     return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)  # type: ignore[index]
 
 
 def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
-    """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its
-    weights."""
+    """Check if a native build has to rewrite a norm of the main graph.
+
+    Args:
+        proto: model; its weights may be missing.
+
+    Returns:
+        true if the parser can't read some norm, or misreads it.
+    """
     known = parse_version(version)
     opset = default_domain_opset(proto)
     if any(_is_quantizing_norm(n) for n in proto.graph.node):
@@ -123,26 +142,29 @@ def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> 
 def implement_norms(
     proto: onnx.ModelProto, *, norm_impl: str, runtime: str, version: str = "", sizes: Mapping[str, int] | None = None
 ) -> tuple[onnx.ModelProto, tuple[Implementation, ...]]:
-    """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the
-    account of it.
+    """Put every norm of the main graph in the form that ``norm_impl`` asks for, ready for TensorRT's parser.
 
     Args:
-        proto: the model, weights included, as ``norm_optimizer.optimize_norms`` leaves it: ops of our domain are taken
-        for ours. It is not changed.
+        proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; ops of our domain are taken as ours.
+            It is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
-        version: of that library; "" is taken for a new one.
-        sizes: usual sizes of dynamic dims: few long rows get two launches (`normdeploy.engines.plugin_nodes`).
+        version: of that library; "" is taken as a new one.
+        sizes: usual sizes of dynamic dims; few long rows get two launches (`normdeploy.engines.plugin_nodes`).
+
+    Returns:
+        the model for the parser, and the form of each norm.
 
     Raises:
         InputError: see ``check_norm_impl``.
-        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+        RuntimeUnavailable: plugins are requested, but triton is missing or the library is too old for them.
         GraphError: the model can't be read.
     """
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    # TensorRT's parser takes a function for every node of its name: these keep the names that they get
+    # TensorRT's parser takes a function for every node of its name, so clashing functions are renamed first and keep
+    # these names.
     proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(
@@ -159,17 +181,25 @@ def implement_norms(
 
 
 def count_plugins(proto: onnx.ModelProto) -> int:
-    """How many plugin nodes of ours and of installed packages ``proto`` has."""
+    """Count the plugin nodes of ours and of installed packages.
+
+    Returns:
+        number of nodes in the main graph.
+    """
     return sum(_is_plugin(n) for n in proto.graph.node)
 
 
 def list_plugin_packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
-    """The domain and name of each plugin of an installed package in ``proto``, which registers it."""
+    """List the plugins of installed packages that ``proto`` uses.
+
+    Returns:
+        sorted (domain, name) of each.
+    """
     return sorted({(n.domain, n.op_type) for n in proto.graph.node if n.domain != DOMAIN and _is_plugin(n)})
 
 
 def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
-    """The kernels by name, and why there are none."""
+    """Return the kernels by name, and the reason if there are none."""
     if norm_impl == "native" or runtime == "tensorrt-rtx":
         return {}, "TensorRT-RTX's ONNX parser takes no plugins" if norm_impl != "native" else ""
     lacking = ""
@@ -192,10 +222,10 @@ def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mappi
 
 @dataclass(frozen=True)
 class _ImplementationBuild:
-    """What every norm of a file is implemented for.
+    """Context for the norms of one file.
 
-    Args:
-        lacking: why there are no kernels, "" where there are.
+    Attributes:
+        lacking: why kernels are missing; "" if they are available.
     """
 
     planner: PluginPlanner
@@ -215,7 +245,7 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
     else:
         op = brought.name
     row = brought or TABLE.get(op)
-    # By the names that it has in the file.
+    # Records use the names from the file, which the plan may change.
     told = partial(Implementation, node.name or node.outputs[0].name, graph.module(node))
     if row is None:
         planned = plan_scale_shift(build.planner, node) if norm_impl == "plugin" else None
@@ -248,10 +278,10 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
 
 
 def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
-    """What is wrong with a standard node in this runtime, "" where nothing is."""
+    """Describe the fault of a standard node in this runtime; "" if there is none."""
     if op == "GroupNormalization" and groups == 1:
-        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the
-        # layers were seen)
+        # TensorRT#4756. TensorRT-RTX 1.7 builds the same network: axes (2, 3), one group. Of 1.4 to 1.6 only the layers
+        # were seen.
         return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
     row = TABLE.get(op)
     if (
@@ -267,7 +297,7 @@ def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: V
 
 
 def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tuple[str, str]:
-    """Return the form in which a norm was written, "" where it stays, and then why."""
+    """Return the new form of a norm and "", or "" and the reason if the norm stays."""
     try:
         planned = writer(build.planner, node)
     except RefusedError as kept:
@@ -279,7 +309,7 @@ def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tup
 
 
 def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
-    """Let the new nodes take the place of the old ones; why not, where that is not proved."""
+    """Replace the old nodes by the new ones if that is proved; return the reason if not, else ""."""
     decided = build.rewriter.prove_proposal(propose_plan(build.planner.graph, planned))
     if isinstance(decided, DecidedProposal):
         build.rewriter.apply_decided(STAGE, decided)
@@ -292,7 +322,7 @@ def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
 
 
 def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
-    """The norms in bodies and functions, which are left as they are."""
+    """Yield the norms in bodies and functions, which stay unchanged."""
     bodies = [
         (n, "a body of If, Loop or Scan") for node in proto.graph.node for g in iter_subgraphs(node) for n in g.node
     ]
@@ -320,10 +350,10 @@ def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
 
 
 def _keep_called_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, changed in place, with the functions that are still called.
+    """Keep the functions that are still called, and change ``proto`` in place.
 
-    TensorRT's parser looks for a function by its name alone, before it looks for a plugin: one that bears a plugin's
-    name gets another.
+    TensorRT's parser looks for a function by its name alone, before it looks for a plugin. A function with a plugin's
+    name is therefore renamed.
     """
     nodes = [
         n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_body_nodes(node))
@@ -372,8 +402,11 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
-    """Whether it is a norm of ours with QuantizeLinear, and no plugin. TensorRT-RTX's parser (1.7) reads a function
-    with QuantizeLinear once; in the second call it finds the layer's name taken."""
+    """Check if a node is our norm with QuantizeLinear, and not a plugin.
+
+    TensorRT-RTX's parser (1.7) reads a function with QuantizeLinear only once; at the second call it finds the layer's
+    name taken.
+    """
     row = function_op_row(node.domain, node.op_type)
     return row is not None and bool(row.quantizes) and not _is_plugin(node)
 

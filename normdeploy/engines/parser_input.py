@@ -1,4 +1,6 @@
-"""What the parser is given: the user's file, or a model with its norms in other forms; and the sizes of its inputs."""
+"""Prepare the parser's input: the user's file, or a model with its norms in other forms, and the sizes of its
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,15 @@ def implement_requested_norms(
     shapes: Mapping[str, Shapes],
     progress: Progress | None,
 ) -> tuple[onnx.ModelProto | None, tuple[Implementation, ...]]:
-    """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
+    """Put the norms of a file in the requested form.
+
+    Args:
+        proto: the file's model; weights may be missing.
+        shapes: input -> [min, opt, max] shapes; opt gives the usual sizes.
+
+    Returns:
+        the new model, or None if the file itself is to be parsed; and the form of each norm.
+    """
     regrouped = _has_regrouped_norms(proto)
     if (
         norm_impl == "native"
@@ -60,7 +70,7 @@ def implement_requested_norms(
 
 
 def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, changed in place, with functions whose inputs the parser can't mistake for what a call gives."""
+    """Rename function inputs that the parser could mistake for arguments of a call; change ``proto`` in place."""
     calls = calls_by_function(proto)
     functions = [rename_colliding_inputs(f, calls.get((f.domain, f.name), ())) for f in proto.functions]
     functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
@@ -70,8 +80,9 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Whether this project wrote group norms as onnxruntime runs them best (`forms.group_norm`); TensorRT has a layer
-    for the whole norm."""
+    """Check if this project wrote group norms in onnxruntime's best form (`forms.group_norm`). TensorRT has one layer
+    for the whole norm.
+    """
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}
@@ -80,8 +91,11 @@ def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def file_for_parser(source: Path, changed: onnx.ModelProto | None, target: Path) -> Iterator[Path]:
-    """The file for the parser: the user's own, or a changed model in a folder beside the engine, which is gone
-    afterwards."""
+    """Provide the file for the parser: the user's own, or the changed model in a temporary folder next to the engine.
+
+    Yields:
+        path of the file.
+    """
     if changed is None:
         yield source
         return
@@ -92,12 +106,22 @@ def file_for_parser(source: Path, changed: onnx.ModelProto | None, target: Path)
 
 
 def recorded_input_specs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
+    """Read the inputs that the file's record describes.
+
+    Returns:
+        inputs; empty if the record can't be read.
+    """
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # then the user's profiles must do, or are missed by name
+        # Without a record, the user's profiles are used; a missing one is reported by its input's name.
         return ()
 
 
 def graph_inputs(proto: onnx.ModelProto) -> list[TensorSpec]:
+    """List the inputs that the graph requires.
+
+    Returns:
+        name, type and shape of each.
+    """
     return [tensor_spec(v) for v in required_inputs(proto.graph)]

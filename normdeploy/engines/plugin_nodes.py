@@ -1,7 +1,7 @@
-"""Writes a plugin node: the kernel's attributes and parameters, and what must be known of the graph for both.
+"""Write a plugin node: the kernel's attributes and parameters, and the facts about the graph that both need.
 
-A plugin has no defaults and no broadcasting: every attribute is written, gamma and beta are written out to one value
-for each element of a row (of a channel), in the data's type or, beside half precision, in float32.
+A plugin has no defaults and no broadcasting. Every attribute is written. gamma and beta are expanded to one value for
+each element of a row (or for each channel), in the data's type or, next to half precision, in float32.
 """
 
 from __future__ import annotations
@@ -19,34 +19,39 @@ from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN
 from ..graphs.region import RefusedError
 
-# name of a parameter -> its tensor, and what stands for it where there is none
+# Name of a parameter -> its tensor, and the value to use if it is missing.
 Given = dict[str, tuple[gs.Tensor | None, float]]
 
-# of data, in every kernel
+# Types of data that every kernel accepts.
 TYPES = ("float32", "float16", "bfloat16")
-# ONNX's numbers of types that float32 holds: the kernels compute in float32
+# ONNX's numbers of the types that float32 can represent: the kernels compute in float32.
 _STASHES = (1, 10, 16)
-# ONNX's default
+# ONNX's default.
 _EPSILON = float(np.float32(1e-5))
 
-# The rule for two launches (statistics, then apply): one program takes a row, so fewer rows than multiprocessors leave
-# some idle, and a row that does not fit in one program's registers is read twice from memory anyway. Predicted from
-# this, not measured on a GPU.
-# 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
+# Few long rows use two launches (statistics, then apply). One program handles a row, so with fewer rows than
+# multiprocessors some stay idle; and a row that exceeds one program's registers is read from memory twice anyway. This
+# rule is derived, not measured on a GPU. Multiprocessors: 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX
+# 5090.
 MULTIPROCESSORS = 128
-# elements; `normdeploy_plugins._launch.REGISTER_TILE`
+# Elements; `normdeploy_plugins._launch.REGISTER_TILE`.
 LONG_ROW = 16384
-# elements that are worth a program of their own
+# Elements that justify one more program.
 _PART = 8192
 
 
 @dataclass(frozen=True)
 class PluginPlan:
-    """Nodes of the graph and the ``new`` ones that shall take their place; both are functions of ``leaves``, the
-    normalized tensor first.
+    """Replacement of nodes of the graph by ``new`` ones; both compute functions of ``leaves``.
 
-    ``outputs`` are the old results, in the order of the last new node's outputs; ``shape`` is the first leaf's as far
-    as it is known, ``free`` its axes along which every place is treated alike.
+    Attributes:
+        old: nodes to replace.
+        outputs: old results, in the order of the last new node's outputs.
+        leaves: inputs, the normalized tensor first.
+        new: new nodes.
+        shape: shape of the first leaf, as far as known.
+        free: axes of the first leaf along which every position is treated alike.
+        became: name of the new form.
     """
 
     old: tuple[gs.Node, ...]
@@ -59,17 +64,30 @@ class PluginPlan:
 
 
 class PluginPlanner:
-    """Writes plans for the nodes of one graph. ``ops``: the kernels by name; ``sizes``: usual sizes of the graph's
-    dynamic dims."""
+    """Plan replacements for the nodes of one graph."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Store the graph and its context.
+
+        Args:
+            ops: kernels by name.
+            sizes: usual sizes of the graph's dynamic dims.
+        """
         self.graph = graph
         self.ops = ops
         self.sizes = sizes
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ facts about the graph
 
     def known_shape(self, t: gs.Tensor, least: int = 1) -> Dims:
+        """Return the shape of a tensor.
+
+        Returns:
+            dims; some may be unknown.
+
+        Raises:
+            RefusedError: the rank is unknown or below ``least``.
+        """
         shape = self.graph.shape(t)
         if shape is None:
             raise RefusedError(f"the rank of {t.name!r} is not known")
@@ -78,6 +96,14 @@ class PluginPlanner:
         return shape
 
     def dtype(self, t: gs.Tensor) -> Any:
+        """Return the type of a tensor.
+
+        Returns:
+            float32, float16 or bfloat16.
+
+        Raises:
+            RefusedError: the type is unknown, or no kernel accepts it.
+        """
         dtype = self.graph.dtype(t)
         if dtype is None or dtype.name not in TYPES:
             raise RefusedError(
@@ -86,22 +112,44 @@ class PluginPlanner:
         return dtype
 
     def attributes(self, node: gs.Node) -> dict[str, Any]:
+        """Return the attributes of a norm's node.
+
+        Returns:
+            attributes, with ONNX's default epsilon if it is missing.
+
+        Raises:
+            RefusedError: the statistics are in float64.
+        """
         attributes = self.graph.attrs(node)
         if attributes.get("stash_type", 1) not in _STASHES:
             raise RefusedError("its statistics are in float64: the kernels take them in float32")
         return {"epsilon": _EPSILON} | attributes
 
     def is_read(self, t: gs.Tensor) -> bool:
+        """Check if a tensor is read by a node or is an output of the graph.
+
+        Returns:
+            false also for an omitted tensor.
+        """
         return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
 
     def only_reader(self, t: gs.Tensor) -> gs.Node | None:
+        """Return the only node that reads a tensor.
+
+        Returns:
+            the node, or None if there are several, none, or the tensor is an output of the graph.
+        """
         readers = self.graph.consumers(t)
         if len(readers) == 1 and not self.graph.is_output(t):
             return readers[0]
         return None
 
     def data_inputs(self, x: gs.Tensor, parameters: Sequence[gs.Tensor]) -> tuple[gs.Tensor, ...]:
-        """Return ``x`` and those parameters that are no constants."""
+        """Select the inputs of a plan that are not constants.
+
+        Returns:
+            ``x`` and those parameters that are data.
+        """
         return (x, *(t for t in parameters if not self.graph.is_constant(t)))
 
     # ------------------------------------------------------------------ parameters
@@ -114,10 +162,14 @@ class PluginPlanner:
         *,
         channels: bool = False,
     ) -> tuple[list[gs.Tensor], Dims]:
-        """gamma and beta written out along ``axes`` of ``x``, and x's shape with what they tell of it.
+        """Expand gamma and beta along ``axes`` of ``x``.
 
-        ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are
-        vectors along the one axis.
+        Args:
+            given: name -> (tensor, value to use if it is missing). The tensors broadcast to x.
+            channels: they are vectors along the one axis instead.
+
+        Returns:
+            the expanded tensors, and the shape of x with dims filled in from them.
         """
         shape = list(self.known_shape(x))
         dtype = self.dtype(x)
@@ -179,12 +231,24 @@ class PluginPlanner:
         return written, tuple(shape)
 
     def make_constant(self, like: gs.Tensor, name: str, value: np.ndarray, kind: Any) -> gs.Tensor:
+        """Add a constant to the graph, named after ``like``.
+
+        Returns:
+            its tensor.
+        """
         return self.graph.add_constant(f"{like.name}_{name}", value, kind)
 
     # ------------------------------------------------------------------ plugin nodes
 
     def make_plugin_node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
-        """One plugin node, with every attribute in the order and type that the kernel registers; texts are numbers."""
+        """Make one plugin node, with every attribute in the kernel's order and type; texts become numbers.
+
+        Returns:
+            the node.
+
+        Raises:
+            RefusedError: the kernel does not accept the value of an attribute.
+        """
         op = self.ops[name]
         for key, allowed in op.required.items():
             if attributes[key] not in allowed:
@@ -192,13 +256,16 @@ class PluginPlanner:
                     f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}"
                 )
         written = op.encoded(attributes)
-        # the parser takes the version from "1" as well; it is written so that nothing depends on defaults
+        # The parser accepts the version without this, but nothing should depend on defaults.
         parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
         return self.graph.make_node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
 
     def row_splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
-        """Into how many parts to split each of few long rows; 0 where one launch is better, or the sizes are not
-        known."""
+        """Return the number of parts to split each row into, if there are few long rows.
+
+        Returns:
+            number of parts; 0 if one launch is better or sizes are unknown.
+        """
         sizes = [[evaluate_dim(n, self.sizes) for n in part] for part in (rows, row)]
         if any(n is None for part in sizes for n in part):
             return 0
@@ -208,6 +275,11 @@ class PluginPlanner:
         return min(-(-MULTIPROCESSORS // count), -(-length // _PART), 64)
 
     def make_statistics_node(self, x: gs.Tensor, axis: int, groups: int, splits: int, last: int) -> gs.Node:
+        """Make the node of the first of two launches.
+
+        Returns:
+            node whose output is float32.
+        """
         node = self.make_plugin_node(
             "NormStatistics", [x], x, axis=axis, groups=groups, splits=splits, channels_last=last
         )

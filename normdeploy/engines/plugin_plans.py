@@ -1,5 +1,6 @@
-"""Maps a norm's node to a plugin node, or says why no kernel takes it. `engines.plugin_proof` proves what is planned
-here."""
+"""Map a norm's node to a plugin node, or give the reason why no kernel accepts it. `engines.plugin_proof` proves the
+plans.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +18,24 @@ from .quantized_plans import plan_quantized_norm
 
 
 def qualified_op_name(node: gs.Node) -> str:
-    """The op, with the domain of ours."""
+    """Return the op, with the domain if it is ours.
+
+    Returns:
+        for example "LayerNormalization" or "normdeploy.RMSNorm".
+    """
     if node.domain == DOMAIN:
         return f"{node.domain}.{node.op}"
     return str(node.op)
 
 
 def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """The plugin nodes for a norm's node, whose op is one that has a plugin (`normdeploy.norms.norm_table`).
+    """Plan the plugin nodes for a norm's node, whose op has a plugin (`normdeploy.norms.norm_table`).
+
+    Returns:
+        the plan.
 
     Raises:
-        Refused: no kernel takes it.
+        RefusedError: no kernel accepts the norm.
     """
     if node.domain in (None, "", "ai.onnx", DOMAIN):
         return PLANS[qualified_op_name(node)](p, node)
@@ -35,7 +43,7 @@ def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """An op of an installed package, by the plugin that it brings."""
+    """Plan the plugin that an installed package brings for its op."""
     guest = third_party.third_party_norm(node.domain, node.op)
     if guest is None or guest.norm.plugin is None:
         raise RefusedError("the package that brings it has no kernel for it")
@@ -56,7 +64,7 @@ def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def _plan_row_norm(
     p: PluginPlanner, node: gs.Node, name: str, axis: int, given: Given, **attributes: Any
 ) -> PluginPlan:
-    """A norm over the dims of the first input from ``axis`` (negative) on."""
+    """Plan a norm over the dims of the first input from ``axis`` (negative) on."""
     x = node.inputs[0]
     epsilon = p.attributes(node)["epsilon"]
     rank = len(p.known_shape(x))
@@ -115,7 +123,7 @@ def _plan_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _varies_by_channel(p: PluginPlanner, t: gs.Tensor, rank: int) -> bool:
-    """Whether a parameter over (C, ...) varies with the channel alone: the norm is a GroupNorm of one group."""
+    """Check if a parameter over (C, ...) varies with the channel alone: then the norm is a GroupNorm of one group."""
     own = () if t.is_empty() else p.known_shape(t, 0)
     if len(own) >= rank - 1:
         return all(n == 1 for n in own[max(0, len(own) - rank + 2) :])
@@ -147,7 +155,7 @@ def _plan_own_centered(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def _plan_residual_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """AddLayerNorm and AddRMSNorm: two inputs of one shape, two outputs."""
+    """Plan AddLayerNorm and AddRMSNorm: two inputs of one shape, two outputs."""
     x, residual = node.inputs[:2]
     rank = len(p.known_shape(x))
     if p.known_shape(x) != p.known_shape(residual) or None in p.known_shape(x) or p.dtype(x) != p.dtype(residual):
@@ -265,8 +273,11 @@ def _plan_groups(
 
 
 def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
-    """The node with the Transposes around it that make NCHW of NHWC and back, or it alone where there are none, or
-    others read them."""
+    """Return the node with the Transposes around it that convert NHWC to NCHW and back.
+
+    Returns:
+        the node alone without such Transposes, or if other nodes read them.
+    """
     before = p.graph.producer(node.inputs[0])
     after = p.only_reader(node.outputs[0])
     rank = len(p.known_shape(node.inputs[0]))
@@ -284,7 +295,7 @@ def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
 
 
 def _plan_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """InstanceNormalization and ChannelLayerNorm."""
+    """Plan InstanceNormalization and ChannelLayerNorm."""
     name = (OURS if node.domain == DOMAIN else STANDARD)[node.op].plugin
     x = node.inputs[0]
     y = node.outputs[0]
@@ -312,8 +323,11 @@ def _plan_batch_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 
 
 def plan_scale_shift(p: PluginPlanner, node: gs.Node) -> PluginPlan | None:
-    """Mul and Add by constants for each channel, which folding leaves of a BatchNorm; None where ``node`` does not
-    begin such a pair."""
+    """Plan Mul and Add by constants for each channel, which folding leaves of a BatchNorm.
+
+    Returns:
+        the plan, or None if ``node`` does not begin such a pair.
+    """
     if node.op != "Mul" or node.domain or len(node.inputs) != 2:
         return None
     add = p.only_reader(node.outputs[0])
@@ -361,7 +375,7 @@ def _make_scale_shift_plan(
     activation, behind = _find_activation(p, old[-1].outputs[0])
     y = (behind or old)[-1].outputs[0]
     if not all(np.array_equal(v, v.astype(dtype).astype(np.float64)) for v in (scale, shift)):
-        # what was computed is rounded once, in float32
+        # Computed values are rounded once, to float32.
         dtype = np.dtype(np.float32)
     parameters = [p.make_constant(x, name, value, dtype) for name, value in (("scale", scale), ("shift", shift))]
     new = p.make_plugin_node("ScaleShift", [x, *parameters], y, axis=axis, activation=activation)
@@ -370,7 +384,7 @@ def _make_scale_shift_plan(
 
 
 def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node, ...]]:
-    """The activation that alone reads ``y``, and its nodes."""
+    """Return the activation that alone reads ``y``, and its nodes; "none" and () without one."""
     if p.graph.is_output(y):
         readers = []
     else:

@@ -1,9 +1,8 @@
-"""Proposes the nodes that are planned for an engine: the rewriter has to prove that the file's nodes and the new ones
-are one function (`normdeploy.proof`).
+"""Propose the nodes planned for an engine. The rewriter must prove that the file's nodes and the new ones compute the
+same function (`normdeploy.proof`).
 
-A plugin node means what `normdeploy.proof.plugin_definitions` says of its kernel, with the attributes as TensorRT's
-parser will read them off the node and the parameters that go with it. One of an installed package is taken to mean what
-the body of its op says.
+`normdeploy.proof.plugin_definitions` defines each plugin, with its parameters and with the attributes that TensorRT's
+parser reads from the node. A plugin of an installed package is taken to compute the body of its op.
 """
 
 from __future__ import annotations
@@ -32,7 +31,11 @@ _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Swish"})
 
 
 def propose_plan(graph: Graph, plan: PluginPlan) -> Proposal:
-    """Propose that the new nodes of ``plan`` take the place of the old ones."""
+    """Propose the new nodes of ``plan`` as a replacement of the old ones.
+
+    Returns:
+        the proposal, not yet proved.
+    """
     first, *others = plan.outputs
     return Proposal(
         Finding("plugin", "fused", first.name, became=plan.became),
@@ -44,10 +47,10 @@ def propose_plan(graph: Graph, plan: PluginPlan) -> Proposal:
 
 
 def _iter_sides(graph: Graph, plan: PluginPlan) -> Iterator[Equivalence]:
-    """Yield what has to be one function.
+    """Yield the pairs that must be equal.
 
-    ScaleShift holds numbers that were computed and rounded: these are compared with the exact ones before the
-    activation behind them, and the activations by themselves.
+    ScaleShift holds numbers that were computed and rounded. They are compared with the exact ones before the
+    activation, and the activations are compared separately.
     """
     split = next(
         (i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old)
@@ -67,7 +70,11 @@ def _sides_of_plan(
     outputs: Sequence[gs.Tensor],
     other: Mapping[str, Any] | None = None,
 ) -> Equivalence:
-    """``other``: attributes that the plugin nodes are taken to have instead of their own."""
+    """Return old and new nodes as an equivalence.
+
+    Args:
+        other: attributes that override those of the plugin nodes.
+    """
     made = plan.new[-1].outputs[: len(outputs)]
     shapes = [_normalized_shape(plan), *(shape_of(graph, t) for t in plan.leaves[1:])]
     before = _make_side(graph, old, plan.leaves, outputs, {})
@@ -76,7 +83,7 @@ def _sides_of_plan(
 
 
 def _normalized_shape(plan: PluginPlan) -> tuple[Size, ...]:
-    """The shape of the normalized tensor, with what its parameters tell of it."""
+    """Return the shape of the normalized tensor, with dims filled in from its parameters."""
     return tuple(dim_size(d, f"{plan.leaves[0].name}:{i}") for i, d in enumerate(plan.shape))
 
 
@@ -102,6 +109,11 @@ def _make_side(
     definitions = {key: definition for key, definition in found.items() if definition is not None}
 
     def evaluate_side(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
+        """Evaluate the nodes for values of the leaves.
+
+        Returns:
+            values of the outputs.
+        """
         env: dict[int, Any] = dict(zip(map(id, leaves), values, strict=True))
         evaluate_nodes(m, graph, nodes, env, definitions)
         return [env[id(t)] for t in outputs]
@@ -110,11 +122,16 @@ def _make_side(
 
 
 def is_plugin_node(node: gs.Node) -> bool:
+    """Check if a node is a plugin of ours.
+
+    Returns:
+        true for our domain and a plugin namespace.
+    """
     return node.domain == DOMAIN and "plugin_namespace" in node.attrs
 
 
 def _plugin_definition(node: gs.Node, other: Mapping[str, Any]) -> NodeDefinition | None:
-    """Return the computation of a plugin node or of the activation after it, None for other nodes."""
+    """Return the computation of a plugin node or of the activation after it; None for other nodes."""
     if is_plugin_node(node):
         definition = TABLE[node.op]
         return lambda m, inputs, attrs: definition(m, inputs, {**attrs, **other})

@@ -1,4 +1,4 @@
-"""Maps a norm and its QuantizeLinear, one node of ours, to a plugin node, or says why no kernel takes them."""
+"""Map a norm with QuantizeLinear, one node of ours, to a plugin node, or give the reason why no kernel accepts it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from ..graphs.region import RefusedError
 from ..norms.norm_table import OURS
 from .plugin_nodes import Given, PluginPlan, PluginPlanner
 
-# the types that a kernel quantizes to, as it calls them
+# ONNX's type -> name of the type in the kernels.
 _TO = {"int8": "int8", "float8_e4m3fn": "fp8"}
-# what the largest of a row becomes
+# Quantized value of a row's largest element.
 _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given) -> PluginPlan:
-    """A norm over the dims from ``axis`` (negative) on, or a residual add and a norm, then QuantizeLinear with zero
-    point 0 by one constant scale or one of each row. ``given``: gamma and beta.
+    """Plan a norm over the dims from ``axis`` (negative) on, or a residual add and a norm, followed by QuantizeLinear.
+
+    The zero point is 0, and the scale is one constant or one value for each row.
+
+    Args:
+        given: gamma and beta, as for `PluginPlanner.expand_parameters`.
+
+    Returns:
+        the plan.
 
     Raises:
-        Refused: it is by several scales, to a type that no kernel writes or that the GPU has not.
+        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the type,
+            or the GPU lacks it.
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs

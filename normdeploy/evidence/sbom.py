@@ -1,4 +1,4 @@
-"""A bill of materials: the model, and the libraries that made what is said of it, as CycloneDX 1.6.
+"""Write a bill of materials as CycloneDX 1.6: the model, and the libraries that produced its report.
 
 https://cyclonedx.org/docs/1.6/json/
 """
@@ -16,37 +16,48 @@ from typing import Any
 
 from ..errors import RuntimeUnavailable
 
-# of the serial numbers
+# Namespace of the serial numbers.
 _NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")
 
 
 @dataclass(frozen=True)
 class SbomSubject:
-    """What the bill is of: ``files`` are path -> SHA-256 of what is deployed."""
+    """Model that the bill describes.
+
+    Attributes:
+        sha256: identifies the model as a whole.
+        made: UTC, ISO 8601.
+        files: path -> SHA-256 of each deployed file.
+        facts: versions and names of the machine, from `normdeploy.environment.describe_environment`.
+    """
 
     name: str
-    # of what identifies it as a whole
     sha256: str
-    # UTC, ISO 8601
     made: str
     files: Mapping[str, str]
-    # versions and names of the machine, as `normdeploy.environment.describe_environment` tells them
     facts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class InstalledLibrary:
-    """An installed distribution: ``needs`` are those that it requires and that are installed."""
+    """Installed distribution.
+
+    Attributes:
+        needs: installed distributions that it requires.
+        hashes: algorithm -> hash of the archive that it was installed from, if pip recorded one.
+    """
 
     name: str
     version: str
     needs: tuple[str, ...]
-    # algorithm -> of the archive that it was installed from, where pip has recorded it
     hashes: Mapping[str, str]
 
 
 def make_sbom(model: SbomSubject) -> bytes:
-    """The bill as JSON, the same for the same model and libraries.
+    """Write the bill.
+
+    Returns:
+        JSON, equal for equal models and libraries.
 
     Raises:
         RuntimeUnavailable: a library is missing.
@@ -65,10 +76,20 @@ def make_sbom(model: SbomSubject) -> bytes:
     algorithms = {algorithm.value.replace("-", "").lower(): algorithm for algorithm in HashAlgorithm}
 
     def make_hashes(hashes: Mapping[str, str]) -> list[HashType]:
+        """Convert hashes of known algorithms.
+
+        Returns:
+            CycloneDX hashes.
+        """
         known = {algorithms[name]: value for name, value in hashes.items() if name in algorithms}
         return [HashType(alg=algorithm, content=value) for algorithm, value in known.items()]
 
     def file_component(path: str, digest: str) -> Component:
+        """Describe a file.
+
+        Returns:
+            CycloneDX component.
+        """
         return Component(
             name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=make_hashes({"sha256": digest})
         )
@@ -110,7 +131,11 @@ def make_sbom(model: SbomSubject) -> bytes:
 
 
 def find_libraries(facts: Mapping[str, str]) -> dict[str, InstalledLibrary]:
-    """The libraries among some facts, as they are installed here, and what they need, without extras."""
+    """Find the libraries among some facts, as installed here, and their requirements without extras.
+
+    Returns:
+        normalized name -> library, sorted.
+    """
     installed = {_normalize_name(d.name): d for d in reversed(list(importlib.metadata.distributions())) if d.name}
     found: dict[str, InstalledLibrary] = {}
     stack = [name for name in map(_normalize_name, facts) if name in installed]
@@ -129,7 +154,7 @@ def _required_names(distribution: importlib.metadata.Distribution) -> set[str]:
 
 
 def _archive_hashes(distribution: importlib.metadata.Distribution) -> dict[str, str]:
-    """The hashes of the archive that it came from, as PEP 610 has it recorded."""
+    """Return the hashes of the archive that pip installed, recorded as PEP 610 describes."""
     try:
         hashes = json.loads(distribution.read_text("direct_url.json") or "{}")["archive_info"]["hashes"]
         return {str(name): str(value) for name, value in hashes.items()}
@@ -138,7 +163,7 @@ def _archive_hashes(distribution: importlib.metadata.Distribution) -> dict[str, 
 
 
 def _normalize_name(name: str) -> str:
-    """A distribution's name as PEP 503 writes it."""
+    """Normalize a distribution's name by PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

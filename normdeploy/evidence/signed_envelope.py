@@ -1,6 +1,6 @@
-"""A signed text: a DSSE envelope (github.com/secure-systems-lab/dsse), in JSON.
+"""Sign a text in a DSSE envelope (github.com/secure-systems-lab/dsse), in JSON.
 
-What is signed are the text's type and its bytes, so that neither can be taken for another.
+The signature covers the type of the text and its bytes, so neither can be exchanged.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from .signing_keys import Signer
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-# of every envelope that is written here
+# Start of every envelope written here.
 _HEAD = b'{"payload": '
-# characters of a key's name that are shown
+# Characters shown of a key's name.
 _KEYID = 16
 
 
 def seal_payload(payload: bytes, kind: str, signer: Signer) -> bytes:
-    """The envelope of ``payload``, one line of JSON.
+    """Sign ``payload``.
 
     Args:
-        kind: its media type.
+        kind: media type of the payload.
+
+    Returns:
+        the envelope, one line of JSON.
     """
     from securesystemslib.dsse import Envelope
 
@@ -36,13 +39,18 @@ def seal_payload(payload: bytes, kind: str, signer: Signer) -> bytes:
 
 
 def open_envelope(data: bytes, kind: str, keys: Sequence[Key], what: str) -> bytes:
-    """The payload of an envelope that one of the keys has signed.
+    """Verify an envelope that one of the keys must have signed.
 
     Args:
-        what: is in the envelope, for errors.
+        kind: expected media type.
+        what: name of the content, for errors.
+
+    Returns:
+        the payload.
 
     Raises:
-        EvidenceError: it is none, of another kind, of no trusted key, or changed since it was signed.
+        EvidenceError: the data is not an envelope, has another type, is signed by no trusted key, or was changed after
+            signing.
     """
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import Error
@@ -69,7 +77,11 @@ def open_envelope(data: bytes, kind: str, keys: Sequence[Key], what: str) -> byt
 
 
 def signer_names(data: bytes) -> tuple[str, ...]:
-    """The names of the keys that an envelope says it is signed by, shortened; none where it is no envelope."""
+    """List the keys that an envelope claims to be signed by.
+
+    Returns:
+        shortened names; empty if the data is not an envelope.
+    """
     try:
         return tuple(str(s["keyid"])[:_KEYID] for s in json.loads(data)["signatures"])
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -77,7 +89,11 @@ def signer_names(data: bytes) -> tuple[str, ...]:
 
 
 def unverified_payload(data: bytes) -> bytes:
-    """The payload of an envelope that was written here, whoever signed it; anything else as it is."""
+    """Return the payload of an envelope written here, without verifying the signature.
+
+    Returns:
+        payload; other data unchanged.
+    """
     if not data.startswith(_HEAD):
         return data
     told: Any = json.loads(data)

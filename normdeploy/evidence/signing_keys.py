@@ -1,7 +1,7 @@
-"""Keys in PEM files: a private one signs, public ones say who is believed.
+"""Load keys from PEM files: a private key signs, public keys decide who is trusted.
 
-Ed25519 and ECDSA on P-256, as ``openssl genpkey`` writes them. Signatures by Ed25519 are the same whenever the same is
-signed; those by ECDSA hold a random number.
+Keys are Ed25519 and ECDSA on P-256, as ``openssl genpkey`` writes them. Ed25519 signatures of equal data are equal;
+ECDSA signatures contain a random number.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ from ..storage.record_signing import is_private
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, Key
 
-# bytes of a PEM file that are read
+# Most bytes read of a PEM file.
 _MOST = 1 << 16
 _MAKE = "openssl genpkey -algorithm ed25519 -out KEY.pem; openssl pkey -in KEY.pem -pubout -out PUBLIC.pem"
 
 
 class Signer:
-    """Who signs. Another process gets the file's name, never the key.
-
-    Args:
-        path: a private key's PEM file.
-
-    Raises:
-        InputError: it can't be read, can be read by others, or holds no key that signs here.
-        RuntimeUnavailable: a library is missing.
-    """
+    """Private key that signs. Another process gets the file's path, never the key."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Load the key.
+
+        Args:
+            path: PEM file of a private key.
+
+        Raises:
+            InputError: the file can't be read, is readable by others, or has no key that can sign here.
+            RuntimeUnavailable: a library is missing.
+        """
         self.path = os.path.abspath(path)
         self.signer = _load_signer(self.path)
 
     @property
     def public_key(self) -> Key:
-        """The key that verifies what this one signs."""
+        """Return the key that verifies this one's signatures.
+
+        Returns:
+            public key.
+        """
         return self.signer.public_key
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,10 +54,13 @@ class Signer:
 
 
 def load_public_keys(paths: Sequence[str | os.PathLike[str]]) -> tuple[Key, ...]:
-    """The public keys of some PEM files.
+    """Load the public keys of PEM files.
+
+    Returns:
+        one key for each file.
 
     Raises:
-        InputError: one can't be read, or holds no public key that is known here.
+        InputError: a file can't be read, or has no public key of a known type.
         RuntimeUnavailable: a library is missing.
     """
     if paths:
@@ -61,7 +69,8 @@ def load_public_keys(paths: Sequence[str | os.PathLike[str]]) -> tuple[Key, ...]
 
 
 def require_signing_libraries() -> None:
-    """
+    """Check that the libraries for signatures are installed.
+
     Raises:
         RuntimeUnavailable: a library is missing.
     """
@@ -118,7 +127,7 @@ def _load_public_key(path: str) -> Key:
 
 
 def _name_key(key: Any, path: str) -> Key:
-    """The key under its name: the SHA-256 of its DER form, which ``openssl pkey -pubout -outform DER`` writes."""
+    """Name a key by the SHA-256 of its DER form, as ``openssl pkey -pubout -outform DER`` writes it."""
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -134,7 +143,7 @@ def _name_key(key: Any, path: str) -> Key:
 
 def _read_pem(path: str, what: str) -> tuple[bytes, os.stat_result]:
     try:
-        # a pipe would be waited for
+        # Without O_NONBLOCK, opening a pipe would block.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise InputError(f"the {what} {path!r} can't be read: {error.strerror}; make one with {_MAKE}") from error

@@ -1,15 +1,16 @@
-"""What was made by whom, of what, and how: an in-toto Statement v1 whose predicate is SLSA's provenance v1.
+"""Record who made an artifact, from which files and how: an in-toto Statement v1 with SLSA's provenance v1 as
+predicate.
 
-    subject                  each file: its path, and its SHA-256
+    subject                  each file: its path and its SHA-256
     buildDefinition
       buildType              ``BUILD``
-      externalParameters     what was asked for: the command, its options
-      internalParameters     the versions of what it ran with
-      resolvedDependencies   each file that it was made of, by SHA-256
+      externalParameters     the request: the command and its options
+      internalParameters     versions of the libraries and the machine
+      resolvedDependencies   each source file, by SHA-256
     runDetails
-      builder.id             ``BUILDER`` and the name of the key that signs: nothing else is known of who it is
-      metadata               invocationId; startedOn and finishedOn where times may be told
-      byproducts             what else was made on the way
+      builder.id             ``BUILDER`` and the name of the signing key; nothing else is known of the builder
+      metadata               invocationId; startedOn and finishedOn if times may be recorded
+      byproducts             other files that were made on the way
 
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
 """
@@ -25,7 +26,7 @@ from ..errors import EvidenceError
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-# its media type in an envelope
+# Media type in an envelope.
 PAYLOAD = "application/vnd.in-toto+json"
 BUILD = "urn:normdeploy:package:1"
 BUILDER = "urn:normdeploy:key:"
@@ -33,10 +34,14 @@ BUILDER = "urn:normdeploy:key:"
 
 @dataclass(frozen=True)
 class ProvenanceRecord:
-    """Where something comes from.
+    """Origin of an artifact.
 
-    ``parameters`` are what was asked for, ``dependencies`` name -> SHA-256 of the files that it was made of,
-    ``byproducts`` name -> URI; ``started`` and ``finished`` are UTC in ISO 8601, "" where no time may be told.
+    Attributes:
+        parameters: the request.
+        dependencies: name -> SHA-256 of each source file.
+        byproducts: name -> URI.
+        started: UTC in ISO 8601; "" if times may not be recorded.
+        finished: the same.
     """
 
     parameters: Mapping[str, Any]
@@ -50,12 +55,15 @@ class ProvenanceRecord:
 def make_statement(
     subjects: Mapping[str, str], origin: ProvenanceRecord, versions: Mapping[str, str], key: str
 ) -> bytes:
-    """The Statement, as JSON that is the same for the same values.
+    """Write the Statement.
 
     Args:
         subjects: path -> SHA-256.
         versions: of the libraries and the machine.
-        key: the name of the key that is to sign it.
+        key: name of the key that will sign it.
+
+    Returns:
+        JSON, equal for equal values.
     """
     metadata = {"invocationId": origin.invocation, "startedOn": origin.started, "finishedOn": origin.finished}
     details: dict[str, Any] = {
@@ -79,10 +87,16 @@ def make_statement(
 
 
 def statement_subjects(payload: bytes, what: str) -> dict[str, str]:
-    """Path -> SHA-256 of what a signed Statement of ours is about.
+    """Read the subjects of a signed Statement of ours.
+
+    Args:
+        what: name of the statement, for errors.
+
+    Returns:
+        path -> SHA-256.
 
     Raises:
-        EvidenceError: it is another kind of statement, or malformed.
+        EvidenceError: the statement is malformed or of another kind.
     """
     try:
         told = json.loads(payload)

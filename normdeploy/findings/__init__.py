@@ -1,1 +1,1 @@
-"""Plain data of findings, certificates and summaries, and how they are rendered."""
+"""Plain data of findings, certificates and summaries, and their tables."""

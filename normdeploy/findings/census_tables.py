@@ -1,4 +1,4 @@
-"""How the norm census and ``--explain`` look in the terminal."""
+"""Print the norm census and the answers of ``--explain``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ _WOULD = {
     "undone": "leaves it",
 }
 _FORMS = {"now": "now", "optimized": "then"}
-# ops or layer types that are named one by one
+# Most ops or layer types that are listed one by one.
 _SHOWN = 6
 
 
 def show_census(console: Console, summary: Summary) -> None:
-    """Each norm with what it computes, what ``optimize`` would do, and what the runtimes make of it."""
+    """Print each norm with its formula, its rewrite by ``optimize``, and how the runtimes run it."""
     for group in group_findings(summary.findings):
         _print_group(console, group, _iter_group_rows(group))
 
 
 def show_explanations(console: Console, explanations: Sequence[Explanation]) -> None:
-    """Each explained norm with the way through its nodes; those that differ in the numbers of their names once."""
+    """Print each explained norm with the path through its nodes. Norms that differ only in the numbers of their names
+    are printed once.
+    """
     for alone in (e for e in explanations if e.finding is None):
         console.print(Text(alone.name, style="bold"))
         _print_lines(console, alone.said)
@@ -112,7 +114,7 @@ def _iter_group_rows(group: FindingGroup, runtimes: bool = True) -> Iterable[tup
 
 
 def _describe_computation(group: FindingGroup) -> str:
-    """What the norm is, as far as it is known."""
+    """Describe the norm's formula, as far as it is known."""
     first = group.first_finding
     parts = []
     if first.axes:
@@ -178,7 +180,7 @@ def _format_axes(axes: Sequence[int]) -> str:
 
 
 def _describe_half_constants(half: HalfConstants, finding: Finding, several: bool) -> str:
-    """What is bad about the norm's constants in a 16-bit type, "" where nothing."""
+    """Describe constants of the norm that a 16-bit type can't represent; "" if there are none."""
     words = []
     if finding.epsilon_as_written is None:
         epsilon = finding.epsilon
@@ -204,7 +206,7 @@ def _support_text(support: RuntimeSupport) -> Text:
 
 
 def _count_layers(parts: Sequence[str]) -> str:
-    """Few as they are; of many those of the norm itself, then how many there are."""
+    """List a few parts as they are; of many, list the first and give the total."""
     runs: list[tuple[str, int]] = []
     for part in parts:
         if runs and runs[-1][0] == part:

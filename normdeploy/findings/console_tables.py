@@ -13,7 +13,11 @@ from ..errors import escape_line
 
 
 def make_table(*columns: str) -> Table:
-    """Return a table without rows, whose cells are broken where they are too long."""
+    """Make a table without rows that wraps long cells.
+
+    Returns:
+        the table.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -21,7 +25,11 @@ def make_table(*columns: str) -> Table:
 
 
 def file_title(file: str) -> Text:
-    """The name of a file above its tables, where a verb is about several."""
+    """Make the title above a file's tables, for verbs with several files.
+
+    Returns:
+        bold file name on one line.
+    """
     return Text(escape_line(file), style="bold")
 
 

@@ -1,4 +1,4 @@
-"""Groups findings that would give the same line, such as the norms of all layers; how a line begins and is proved."""
+"""Group findings that would print the same line, such as the norms of all layers, and describe each group."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ if TYPE_CHECKING:
     from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
-# ends the proof of a norm that was not run itself
+# Suffix of the proof of a norm that was not run itself.
 LIKE = " of its like"
-# numbers that a name lists one by one
+# Most numbers that a name lists one by one.
 _LISTED = 6
 
 
 @dataclass(frozen=True)
 class FindingGroup:
-    """Findings that differ in nothing but the numbers in their names, such as the layers of an encoder."""
+    """Findings that differ only in the numbers in their names, such as the layers of an encoder.
 
-    # "layers.{0..11}.norm", or "(mul_{3,17,31})" where the file tells no module paths
+    Attributes:
+        name: "layers.{0..11}.norm", or "(mul_{3,17,31})" if the file records no module paths.
+    """
+
     name: str
     findings: tuple[Finding, ...]
 
     @property
     def first_finding(self) -> Finding:
+        """Return the first member; the others differ only in numbers."""
         return self.findings[0]
 
 
 def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
-    """Findings by what the reader would call the same line, in the order of their first members."""
+    """Group findings that would print the same line.
+
+    Returns:
+        groups in the order of their first members.
+    """
     alike: dict[tuple[Any, ...], list[Finding]] = {}
     for f in findings:
         key = (
@@ -58,12 +66,20 @@ def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
 
 
 def finding_name(finding: Finding) -> str:
-    """The module path; where the file tells none, the tensor in parentheses."""
+    """Name a finding.
+
+    Returns:
+        module path, or the tensor in parentheses if the path is unknown.
+    """
     return finding.module or f"({finding.tensor})"
 
 
 def describe_outcome(group: FindingGroup) -> str:
-    """What its members became; without the status, which stands in front of it ("folded into Conv 'c'")."""
+    """Describe the form after the rewrite, without the status that precedes it.
+
+    Returns:
+        text, for example "into Conv 'c'" for "folded into Conv 'c'".
+    """
     first = group.first_finding
     if len(group.findings) > 1:
         text = without_numbers(first.became)
@@ -73,12 +89,16 @@ def describe_outcome(group: FindingGroup) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """``text`` with the numbers inside quoted names taken out: 'layers.3.conv' and 'layers.4.conv' are named alike."""
+    """Replace numbers inside quoted names by *, so that 'layers.3.conv' and 'layers.4.conv' become equal.
+
+    Returns:
+        the new text.
+    """
     return re.sub(r"'[^']*'", lambda name: re.sub(r"\d+", "*", name[0]), text)
 
 
 def _merge_paths(findings: list[Finding]) -> list[FindingGroup]:
-    """Findings whose paths have the same words, merged number by number, the last one first."""
+    """Merge findings whose paths have the same words, number by number, the last number first."""
     words = re.split(r"\d+", finding_name(findings[0]))
     rows: list[tuple[tuple[frozenset[int], ...], list[Finding]]] = [
         (tuple(frozenset({int(n)}) for n in re.findall(r"\d+", finding_name(f))), [f]) for f in findings
@@ -121,6 +141,11 @@ def _format_numbers(numbers: frozenset[int]) -> str:
 
 
 def location_text(group: FindingGroup) -> Text:
+    """Format a group's name, count and place.
+
+    Returns:
+        text for the first column.
+    """
     if len(group.findings) > 1:
         count = f" ×{len(group.findings)}"
     else:
@@ -133,12 +158,22 @@ def location_text(group: FindingGroup) -> Text:
 
 
 def kind_text(group: FindingGroup) -> Text:
+    """Format a group's kind and spelling.
+
+    Returns:
+        text for the second column.
+    """
     return Text(group.first_finding.kind, style="bold").append(
         f" {group.first_finding.spelling}" if group.first_finding.spelling else "", style="not bold dim"
     )
 
 
 def describe_reason(group: FindingGroup) -> str:
+    """Return the group's reason, without the numbers in names if there are several findings.
+
+    Returns:
+        text; "" without a reason.
+    """
     several = len(group.findings) > 1
     if several:
         return without_numbers(group.first_finding.reason)
@@ -152,7 +187,11 @@ def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -
 
 
 def describe_proof(group: FindingGroup) -> list[str]:
-    """Where the claim was seen, the certificates' worst errors with it."""
+    """Describe the evidence of a group, with the worst errors of its certificates.
+
+    Returns:
+        one text for each kind of evidence.
+    """
     proofs = [f.certificate for f in group.findings if f.certificate is not None]
     if not proofs:
         return list(group.first_finding.proved)

@@ -1,4 +1,4 @@
-"""Prints the norms of a graph: the outcome of each, the reasons for those left, and the totals."""
+"""Print the norms of a graph: each outcome, the reasons for unchanged norms, and the totals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .records import Summary
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
-# than norms, that the rewrites make nodes of
+# Other single nodes that rewrites produce, besides norms.
 _OTHERS = {
     "attention": ("Attention",),
     "activation": ("Gelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softsign"),
@@ -46,7 +46,7 @@ def show_summary(console: Console, summary: Summary) -> None:
 
 
 def show_norms(console: Console, summary: Summary) -> None:
-    """Print the rewritten norms, those left with the reasons, and the totals."""
+    """Print the rewritten norms, the unchanged ones with their reasons, and the totals."""
     _show_done_norms(console, summary)
     _show_totals(console, summary, when="before")
 
@@ -67,12 +67,12 @@ def _show_totals(console: Console, summary: Summary, when: str) -> None:
 
 
 def _count_added_nodes(summary: Summary, ops: tuple[str, ...]) -> int:
-    """How many nodes of these ops there are now that there were not."""
+    """Count the nodes of these ops that the rewrites added."""
     return sum(max(0, summary.ops_after.get(op, 0) - summary.ops_before.get(op, 0)) for op in ops)
 
 
 def _describe_status(summary: Summary, status: str) -> str:
-    """The word for a status; of norms that could not be folded away as a whole also what is left of them."""
+    """Return the word for a status. For norms that were not folded completely, add the ops that remain."""
     if status != "reduced":
         return status
     left = Counter(f.remains for f in summary.findings if f.remains)

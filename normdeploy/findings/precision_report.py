@@ -1,4 +1,4 @@
-"""Reports the parts of a half-precision model that stayed float32."""
+"""Report the parts of a half-precision model that stay float32."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Float32Region:
-    """One reason to keep a node, and what is kept with it, in float32.
+    """One reason to keep a node in float32, and the nodes kept with it.
 
-    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
-    half form", "control flow" or "as written"; ``tensor``: what the reason speaks of; ``value``: the largest magnitude
-    seen of it, None where none was looked for; ``nodes``: outputs of the nodes kept.
+    Attributes:
+        kind: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
+            half form", "control flow" or "as written".
+        tensor: tensor that the reason is about.
+        value: largest magnitude seen of it; None if it was not measured.
+        nodes: outputs of the nodes kept.
     """
 
     kind: str
@@ -25,12 +28,19 @@ class Float32Region:
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """What became of a model's precision.
+    """Result of a conversion to half precision.
 
-    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating
-    numbers, ``kept`` how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after.
-    ``samples``: inputs that calibration ran on, ``calibrated``: whose they were ("given", "generated" or "");
-    ``inputs`` and ``outputs`` of the file: name -> type.
+    Attributes:
+        to: "fp16" or "bf16".
+        islands: float32 regions, in the graph's order.
+        nodes: number of floating nodes of the main graph.
+        kept: number of these that stay float32.
+        casts: number of casts inserted.
+        bytes: of the weights, before and after.
+        calibrated: source of the calibration inputs: "given", "generated" or "".
+        samples: number of inputs that calibration ran on.
+        inputs: name -> type in the file.
+        outputs: name -> type in the file.
     """
 
     to: str

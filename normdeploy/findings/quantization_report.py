@@ -1,4 +1,4 @@
-"""What became of each linear layer where a model was quantized."""
+"""Report of a quantization: the outcome of each linear layer."""
 
 from __future__ import annotations
 
@@ -10,87 +10,106 @@ from .records import Certificate
 
 @dataclass(frozen=True)
 class Migration:
-    """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
+    """Factor or shift that moved from a norm into the linear layers after it, before any rounding.
 
-    ``kind``: "gamma and beta", "smooth", "shift"; of a stream "center" (the mean taken off by all that write it) and
-    "rotate". ``status``: "made", or "refused" for ``reason``.
+    Attributes:
+        kind: "gamma and beta", "smooth" or "shift"; for a residual stream "center" (every writer of the stream
+            subtracts the mean) or "rotate".
+        norm: tensor with the norm's result; for a stream its first tensor.
+        linears: results of the linear layers; for a stream of all that write and read it.
+        status: "made" or "refused".
+        reason: why it was refused.
+        alpha: of SmoothQuant, from 0 (everything in the activations) to 1 (everything in the weights).
     """
 
     kind: str
-    # the tensor that holds the norm's result; of a stream its first
     norm: str
-    # the results of the linear layers; of a stream of those that write and that read it
     linears: tuple[str, ...]
     status: Literal["made", "refused"]
     reason: str = ""
-    # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)
     alpha: float | None = None
     certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One linear layer or convolution with a constant weight."""
+    """Linear layer or convolution with a constant weight.
 
-    # its result, by which it is named
+    Attributes:
+        tensor: result of the layer, which names it.
+        op: Conv, ConvTranspose, Gemm or MatMul.
+        input: tensor that is quantized before the layer.
+        reason: why the layer stays float.
+        weight: "int8 for each of 384 channels", "int4 in blocks of 32".
+        rounding: of the weight: "GPTQ" (by the error of the layer's products on samples) or "nearest".
+        activation: "int8", "uint8", "float8e4m3fn"; "" if only the weight is quantized.
+        low: lower end of the input's calibrated range.
+        high: upper end of that range.
+        migrated: kinds of the migrations into the layer.
+        error: ‖output with only this layer quantized − output‖ / ‖output‖ of the model, on the samples.
+    """
+
     tensor: str
-    # Conv, ConvTranspose, Gemm or MatMul
     op: str
     module: str
-    # the tensor that is quantized in front of it
     input: str
     status: Literal["quantized", "float"]
-    # why it stays float
     reason: str = ""
-    # "int8 for each of 384 channels", "int4 in blocks of 32"
     weight: str = ""
-    # of the weight: "GPTQ" by the error of the layer's products on samples, or "nearest"
     rounding: str = ""
-    # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
     activation: str = ""
-    # the range that calibration gave its input
     low: float | None = None
     high: float | None = None
     scale: float | None = None
     zero_point: int | None = None
-    # kinds of the migrations into it
     migrated: tuple[str, ...] = ()
-    # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
     error: float | None = None
 
 
 @dataclass(frozen=True)
 class MetricReport:
-    """One metric of one output, on samples that did not calibrate."""
+    """One metric of one output, on samples that were not used for calibration.
+
+    Attributes:
+        value: of the quantized file.
+        float32: of the file before.
+        samples: number of rows that a share refers to; 0 for other metrics.
+    """
 
     output: str
     metric: str
     threshold: float
-    # of the quantized file
     value: float
-    # of the file before
     float32: float
     met: bool
-    # rows that a share is of; 0 of other metrics
     samples: int = 0
 
 
 @dataclass(frozen=True)
 class OutputDrift:
-    """How far an output is from the model's on samples that did not calibrate, all of them together."""
+    """Distance of an output from the model's, over all samples that were not used for calibration.
+
+    Attributes:
+        error: ‖value − reference‖ / ‖reference‖ of the quantized file.
+        cosine: of the angle between the two.
+        float32: error of the file before.
+    """
 
     output: str
-    # ‖value − reference‖ / ‖reference‖ of the quantized file
     error: float
-    # of the angle between the two
     cosine: float
-    # the error of the file before
     float32: float
 
 
 @dataclass(frozen=True)
 class LayerExclusion:
-    """Layers that were left in float for the metric's sake, and the worst metric before and after."""
+    """Layers left in float to reach the metric.
+
+    Attributes:
+        metric: name of the worst metric.
+        before: its value before the exclusion.
+        after: its value after the exclusion.
+    """
 
     tensors: tuple[str, ...]
     metric: str
@@ -100,8 +119,18 @@ class LayerExclusion:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
-    "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
+    """Result of a quantization.
+
+    Attributes:
+        to: "int8", "fp8" or "int4".
+        runtime: the form of Q and DQ nodes is chosen for it.
+        calibration: "minmax", "entropy", "percentile", "dynamic" or "none".
+        calibrated: number of samples used for calibration.
+        judging: number of other samples, used for the metrics.
+        bytes: of the weights, before and after.
+        notes: remarks, for example on GPUs that the file builds for.
+        moved: drift of each output; empty without samples.
+    """
 
     to: str
     runtime: str
@@ -112,9 +141,6 @@ class QuantizationReport:
     migrations: tuple[Migration, ...] = ()
     judged: tuple[MetricReport, ...] = ()
     exclusions: tuple[LayerExclusion, ...] = ()
-    # of the weights, before and after
     bytes: tuple[int, int] = (0, 0)
-    # what it builds for, among others
     notes: tuple[str, ...] = ()
-    # empty without samples
     moved: tuple[OutputDrift, ...] = ()

@@ -1,5 +1,4 @@
-"""What became of each linear layer where a model was quantized, and what a quantized file says of itself, for the
-terminal."""
+"""Print the outcome of each linear layer of a quantized model, and the layers of a file that is already quantized."""
 
 from __future__ import annotations
 
@@ -19,7 +18,11 @@ _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "fl
 
 
 def quantization_summary(account: QuantizationReport) -> RenderableType:
-    """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
+    """Build the tables of a quantization: layers, metrics next to float32, exclusions, refused migrations and totals.
+
+    Returns:
+        a rich group.
+    """
     parts: list[RenderableType]
     if account.layers:
         parts = [_layer_table(account.layers)]
@@ -33,14 +36,16 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
 
 
 def show_quantization(console: Console, account: QuantizationReport) -> None:
-    """`table`, and the notes."""
+    """Print `quantization_summary` and the notes."""
     console.print(quantization_summary(account))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
 def _layer_table(layers: Sequence[LayerReport]) -> Table:
-    """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
+    """Build a table with similar layers on one line. The error, range and scale of each layer are in the report and on
+    the page.
+    """
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
@@ -62,7 +67,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> Table:
 
 
 def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]]:
-    """Layers that differ in their names and numbers alone, in the order of the first."""
+    """Group layers that differ only in names and numbers, in the order of the first."""
     lots: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in layers:
         weight = layer.weight.split(" for each")[0]
@@ -116,7 +121,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
         if migration.status == "made":
             made.setdefault(migration.kind, set()).add(migration.norm)
         else:
-            # those of one reason in one line, whatever the nodes are called
+            # Migrations refused for the same reason share a line, whatever the names of the nodes.
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
         if len(alike) > 1:
@@ -130,7 +135,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
-    """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
+    """Print the census of a quantized file: one line for each linear layer or convolution, then the totals."""
     told = make_table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(

@@ -1,6 +1,6 @@
-"""What became of each norm: the values that travel from the passes to the report.
+"""Records of the outcome of each norm, from the passes to the report.
 
-``Finding`` is one line of the report; ``Certificate`` is the proof that stands behind a rewrite.
+``Finding`` is one line of the report; ``Certificate`` is the proof of a rewrite.
 """
 
 from __future__ import annotations
@@ -19,43 +19,52 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """What stands behind one rewrite (docs/certificates.md).
+    """Proof of one rewrite (docs/certificates.md).
 
-    ``identity`` decides. ``method`` "exact": the subgraph before and the nodes after are one function at every input
-    and every size, shown at ``cases`` points of a finite field; the probability that they are not is 2^-``bits`` or
-    less. "float64": both were evaluated in float64 by the ops' specifications, and agree within ``bound`` (relative) on
-    every input of a battery. ``rounding_*`` inform: the errors against float64 of what onnxruntime makes of both in the
-    model's own type, None where it was not run. They decide only where they are gross (`rewriting.rounding_verdicts`).
+    ``identity`` decides. Method "exact": the subgraph before and the nodes after compute the same function for every
+    input and size. This is shown at ``cases`` points of a finite field, and is wrong with a probability of at most
+    2^-``bits``. Method "float64": both were evaluated in float64 by the ops' specifications, and agree within ``bound``
+    (relative) on every input of a test set.
+
+    ``rounding_*`` inform: errors of onnxruntime against float64, before and after, in the model's own type. They decide
+    only if they are gross (`rewriting.rounding_verdicts`).
+
+    Attributes:
+        error: worst relative difference in float64.
+        cases: number of inputs or points evaluated.
+        worst: name of the worst input of the test set.
+        rounding_before: largest absolute error of the original nodes in onnxruntime; None if it was not run.
+        note: why the proof failed, or why onnxruntime could not run the nodes.
+        degree: of the identity, in elements of tensors. It was shown at one more point of each axis, and so holds for
+            every size.
+        gains: an infinite input gives NaN instead of a number; a NaN or Inf is never hidden.
+        why: kind of a failure, a name of `normdeploy.proof.proof_errors.ProofFailure`.
+        culprit: tensor that shows the failure.
     """
 
     identity: bool
-    # worst relative difference, float64
     error: float
     bound: float
-    # inputs evaluated
     cases: int
-    # the battery's name of the worst input
     worst: str
-    # max abs error of the original nodes in onnxruntime
     rounding_before: float | None = None
     rounding_after: float | None = None
     rounding_bound: float | None = None
-    # why it failed, or what onnxruntime could not run
     note: str = ""
     method: Literal["exact", "float64"] = "float64"
     bits: int = 0
-    # of the identity, in elements of tensors: it was shown at one more point of each axis, and so holds for every size
     degree: int = 0
-    # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
     gains: bool = False
-    # the kind of a failure: a name of `normdeploy.proof.proof_errors.ProofFailure`
     why: str = ""
-    # the tensor that shows it
     culprit: str = ""
 
     @property
     def is_rounding_ok(self) -> bool | None:
-        """True where the new form is as accurate in onnxruntime as allowed; None where it was not run."""
+        """Check if the new form is accurate enough in onnxruntime.
+
+        Returns:
+            true or false; None if it was not run.
+        """
         if self.rounding_after is None or self.rounding_bound is None:
             return None
         return self.rounding_after <= self.rounding_bound
@@ -65,8 +74,12 @@ class Certificate:
 
 
 def combine_certificates(first: Certificate | None, then: Certificate | None) -> Certificate | None:
-    """The certificate of two steps, one behind the other: the errors add up. Of rounding the later step tells that was
-    run."""
+    """Combine the certificates of two consecutive steps: the errors add up, and the rounding is that of the later step
+    that was run.
+
+    Returns:
+        the combined certificate; one alone if the other is None.
+    """
     if first is None or then is None:
         return first or then
     if then.rounding_after is None:
@@ -97,218 +110,245 @@ def combine_certificates(first: Certificate | None, then: Certificate | None) ->
 
 @dataclass(frozen=True)
 class FittingAttempt:
-    """One reading of a norm that was tried and given up: from which tensor to which, how far it came, and what stopped
-    it."""
+    """Reading of a norm that was tried and given up.
+
+    Attributes:
+        start: tensor at which the reading begins.
+        end: tensor at which it ends.
+        stage: "ends": not a function of one input. "values": values that no norm has. "form": a norm that no node can
+            express.
+        tensor: the culprit.
+    """
 
     start: str
     end: str
-    # no function of one input; not the values of a norm; a norm that no node can hold
     stage: Literal["ends", "values", "form"]
     reason: str
-    # the culprit
     tensor: str
 
 
 @dataclass(frozen=True)
 class NormParameter:
-    """Gamma or beta of a norm, or the scale and shift that an eval BatchNorm is."""
+    """Gamma or beta of a norm, or scale or shift of an eval BatchNorm.
 
-    # computed from an input of the model; else fixed by the file
+    Attributes:
+        data: computed from an input of the model; else fixed by the file.
+        axes: axes of the norm's input along which it varies; empty for one number.
+        name: initializer or tensor with exactly these values.
+        one_plus: the value is 1 + w (Gemma, DiT), and the file or the input holds w.
+    """
+
     data: bool
-    # of the norm's input, along which it varies; empty: one number
     axes: tuple[int, ...]
-    # of the initializer or tensor that holds it as it is
     name: str = ""
-    # 1 + w (Gemma, DiT): w is what the file or the input holds
     one_plus: bool = False
 
 
 @dataclass(frozen=True)
 class HalfConstants:
-    """What a 16-bit type makes of the constants of a norm, should the model be converted to it."""
+    """Values of a norm's constants after a conversion to a 16-bit type.
+
+    Attributes:
+        epsilon: as it would be stored; None if the norm's epsilon is unknown.
+        vanishes: fate of a nonzero epsilon; GPUs may flush a subnormal one to zero.
+        overflow: constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon".
+    """
 
     dtype: Literal["float16", "bfloat16"]
-    # as it would be stored; None where the norm's epsilon is not known
     epsilon: float | None
-    # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
     vanishes: Literal["", "subnormal", "zero"]
-    # constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon"
     overflow: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RuntimeSupport:
-    """What one runtime makes of a norm.
+    """Support of one runtime for a norm.
 
-    ``verdict``: ``kernel`` (it has one for each node), ``function`` (no kernel of the op itself: its body of primitives
-    is run), ``layers`` (TensorRT's parser makes these of it), ``missing`` (refused, see ``reason``), ``unknown`` (it
-    could not be asked, see ``reason``).
+    Attributes:
+        runtime: "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1".
+        form: "now" for the norm as in the file, "optimized" for the form that ``optimize`` writes.
+        nodes: ops of that form.
+        verdict: ``kernel`` (a kernel for each node), ``function`` (no kernel of the op itself: its body of primitives
+            runs), ``layers`` (TensorRT's parser turns it into layers), ``missing`` (refused, see ``reason``),
+            ``unknown`` (the runtime could not be asked, see ``reason``).
+        parts: ops that onnxruntime runs after its own optimizations, or types of TensorRT's layers that process data.
     """
 
-    # "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1"
     runtime: str
-    # the norm as the file has it, or as ``optimize`` writes it
     form: Literal["now", "optimized"]
-    # ops of that form
     nodes: tuple[str, ...]
     verdict: Verdict
-    # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
     parts: tuple[str, ...] = ()
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One normalization of the model and what became of it.
+    """One normalization of the model and its outcome.
 
-    ``status``: ``fused`` (one standard node now), ``folded`` (into a neighbour, or one scale and shift), ``kept`` (was
-    already the best form), ``refused`` (left as it was, see ``reason``), ``undone`` (its certificate failed, or it was
-    taken back; left as it was).
+    Attributes:
+        kind: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
+        status: ``fused``: now one standard node. ``folded``: into a neighbor, or to one scale and shift. ``kept``:
+            already the best form. ``refused``: unchanged, see ``reason``. ``undone``: its certificate failed, or it was
+            reverted; unchanged.
+        tensor: the norm's result; the culprit if refused.
+        module: qualified module path; "" if the file does not record it.
+        place: outside the main graph: "then_branch of If 'gate'", "function custom.Block".
+        spelling: ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add".
+        remains: ops left of a folded norm: "BatchNormalization", "Mul Add" or "Add".
+        became: "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'".
+        reason: why the norm was kept, refused or undone.
+        notes: "output depends on the batch", "onnxruntime's kernel is inaccurate here: ...".
+        proved: kinds of evidence: "identity", "onnxruntime run", "TensorRT-RTX built", ...
+        attempts: for kept and refused norms the readings tried, the outermost first.
+        input: tensor that is normalized.
+        shape: of the input, as the file states it.
+        ddof: 0: the variance is a mean (biased). 1: divided by n - 1. None: unknown, or no variance (RMSNorm).
+        epsilon_as_written: added to a variance of that ddof; ``epsilon`` is that of the equal biased norm.
+        outside: epsilon is added to the root, not under it.
+        gamma: as written for that ddof; None if there is none, or if it is unknown because the norm was refused.
+        beta: the same.
+        statistics: type of the reductions, "float16 and float32" if there are several; "constant" for BatchNorm.
+        half: effect of a conversion to each 16-bit type on the norm's constants.
+        tensors: outputs of the nodes found, shape arithmetic included.
+        written: outputs of the nodes that replaced them.
+        runtimes: support of each runtime; filled by ``inspect``.
     """
 
-    # LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
     kind: str
     status: Status
-    # name of the tensor that holds its result (of the culprit where refused)
     tensor: str
-    # qualified module path, "" where the file does not tell
     module: str = ""
-    # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
     place: str = ""
-    # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
     spelling: str = ""
-    remains: str = (
-        # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
-        ""
-    )
-    # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
+    remains: str = ""
     became: str = ""
-    # for kept, refused and undone: why
     reason: str = ""
     axes: tuple[int, ...] = ()
     epsilon: float | None = None
     dtype: str = ""
-    # "output depends on the batch", "onnxruntime's kernel is inaccurate here: ..."
     notes: tuple[str, ...] = ()
     certificate: Certificate | None = None
-    # where it was seen: "identity", "onnxruntime run", "TensorRT-RTX built", ...
     proved: tuple[str, ...] = ()
-    # for kept and refused: what was tried, outermost reading first
     attempts: tuple[FittingAttempt, ...] = ()
-    # the tensor that is normalized
     input: str = ""
-    # of the input, as the file states it
     shape: tuple[int | str | None, ...] | None = None
-    ddof: int | None = (
-        # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
-        None
-    )
-    epsilon_as_written: float | None = (
-        # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
-        None
-    )
-    # epsilon is added to the root, not under it
+    ddof: int | None = None
+    epsilon_as_written: float | None = None
     outside: bool = False
-    # as written beside that ddof; None: none, or not known where refused
     gamma: NormParameter | None = None
     beta: NormParameter | None = None
-    statistics: str = (
-        # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
-        ""
-    )
+    statistics: str = ""
     half: tuple[HalfConstants, ...] = ()
-    # the outputs of the nodes found, shape arithmetic included
     tensors: tuple[str, ...] = ()
-    # the outputs of the nodes that took their place
     written: tuple[str, ...] = ()
-    # filled by ``inspect``
     runtimes: tuple[RuntimeSupport, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExplainedNode:
-    """One node on the way through a norm."""
+    """One node on the path through a norm.
 
-    # what it makes
+    Attributes:
+        tensor: output of the node.
+        text: "ReduceMean(x, [-1])".
+        mark: "the root", "the culprit".
+    """
+
     tensor: str
-    # "ReduceMean(x, [-1])"
     text: str
-    # "the root", "the culprit"
     mark: str = ""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why something was fused or not (``--explain``)."""
+    """Reason why a norm was fused or not (``--explain``).
 
-    # as asked for
+    Attributes:
+        name: as requested.
+        finding: None if nothing there looks like a norm.
+        start: tensor at which ``way`` begins.
+        way: nodes found; for a refused norm those of the reading that came farthest.
+        said: how far recognition came, and the other readings tried.
+    """
+
     name: str
-    # None where nothing was found there that looks like a norm
     finding: Finding | None
-    # the tensor at which ``way`` begins
     start: str
-    # the nodes found; where refused those of the reading that came farthest
     way: tuple[ExplainedNode, ...]
-    # how far recognition came, and what else was tried
     said: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A linear layer or convolution of a file, and how far it is quantized.
+    """Linear layer or convolution of a file, and how far it is quantized.
 
-    ``status``: "quantized" (weight and input), "weight" (alone), "activation" (the input alone), "float". What does not
-    apply, or differs from channel to channel, is "" or null.
+    Values that do not apply, or differ from channel to channel, are "" or null.
+
+    Attributes:
+        tensor: result of the layer, which names it.
+        op: Conv, ConvTranspose, Gemm, MatMul, MatMulInteger or ConvInteger.
+        input: tensor that is quantized before the layer, or that it reads.
+        status: "quantized" (weight and input), "weight" (alone), "activation" (the input alone) or "float".
+        weight: type, for example "int8".
+        granularity: of the weight's scales: "tensor", "384 channels", "blocks of 32".
+        weight_symmetric: the weight's zero points are 0.
+        activation: type, for example "uint8".
+        dynamic: the input's scale is computed at run time.
+        scale: of the input.
+        zero_point: of the input.
+        low: smallest input that the type can represent.
+        high: largest input that the type can represent.
+        place: outside the main graph, as in `Finding`.
     """
 
-    # its result, by which it is named
     tensor: str
-    # Conv, ConvTranspose, Gemm, MatMul, MatMulInteger, ConvInteger
     op: str
     module: str
-    # the tensor that is quantized in front of it, or that it reads
     input: str
     status: Literal["quantized", "weight", "activation", "float"] = "float"
-    weight: str = ""  # type: "int8"
-    # of the weight's scales: "tensor", "384 channels", "blocks of 32"
+    weight: str = ""
     granularity: str = ""
-    # its zero points are 0
     weight_symmetric: bool = True
-    activation: str = ""  # type: "uint8"
-    # the input's scale is computed when it runs
+    activation: str = ""
     dynamic: bool = False
-    # of the input
     scale: float | None = None
     zero_point: int | None = None
-    # the least and the largest input that the type can say
     low: float | None = None
     high: float | None = None
-    # where it is not in the main graph, as of a finding
     place: str = ""
 
 
 @dataclass(frozen=True)
 class DiagramBox:
-    """A node in a picture, or with an ``op`` of "" a tensor at its edge, which is named; ``inputs`` are places of boxes
-    before it."""
+    """Node in a diagram, or a tensor at its edge if ``op`` is "".
+
+    Attributes:
+        name: of the tensor at the edge.
+        inputs: indices of earlier boxes.
+        own: part of the norm; else a neighbor.
+    """
 
     op: str
     name: str = ""
     inputs: tuple[int, ...] = ()
-    # of the norm; else a neighbour
     own: bool = False
 
 
 @dataclass(frozen=True)
 class NormDiagram:
-    """The graph around norms that look alike, as it stands and as ``optimize`` would write it (empty where it stays, or
-    is folded away)."""
+    """Graph around norms that look alike, now and after ``optimize``.
+
+    Attributes:
+        module: of the first norm.
+        tensors: of the findings.
+        before: boxes of the graph now.
+        after: boxes after the rewrite; empty if the norm stays or is folded away.
+    """
 
     kind: str
-    # of the first
     module: str
     status: Status
-    # of the findings
     tensors: tuple[str, ...]
     before: tuple[DiagramBox, ...]
     after: tuple[DiagramBox, ...]
@@ -316,26 +356,31 @@ class NormDiagram:
 
 @dataclass(frozen=True)
 class Summary(Renderable):
-    """The passes' account of one graph."""
+    """Account of the passes for one graph.
+
+    Attributes:
+        seconds: stage -> seconds.
+        pictures: filled by ``inspect``.
+        layers: linear layers of a quantized file; filled by ``inspect``.
+        notes: runtimes that ``inspect`` did not ask, and why.
+        ops_before: op type -> number of nodes in the main graph.
+        ops_after: the same after the rewrites.
+    """
 
     findings: tuple[Finding, ...]
     nodes_before: int
     nodes_after: int
     opset: int
-    # stage -> seconds
     seconds: dict[str, float] = field(default_factory=dict)
     explanations: tuple[Explanation, ...] = ()
-    # of ``inspect``
     pictures: tuple[NormDiagram, ...] = ()
-    # of ``inspect``, where the file is quantized: its linear layers
     layers: tuple[QuantizedLayer, ...] = ()
-    # of ``inspect``: which runtimes were not asked, and why
     notes: tuple[str, ...] = ()
-    # op type -> nodes of the main graph
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
+        """Print the norms and totals."""
         from .norm_tables import show_summary
 
         show_summary(console, make_printable(self))

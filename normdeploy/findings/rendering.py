@@ -1,4 +1,4 @@
-"""Results as a person sees them: ``print`` and a notebook show the tables that the command line shows."""
+"""Render results for people: ``print`` and a notebook show the tables of the command line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ..errors import escape_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-# columns, as the command line takes for a file or a pipe
+# Columns, as on the command line for a file or a pipe.
 _WIDTH = 120
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
 class Renderable:
-    """A result of a verb. ``str(result)`` is its table in 120 columns, without colors and without a newline at the end;
-    a notebook shows the same with its colors."""
+    """Result of a verb.
+
+    ``str(result)`` is its table in 120 columns, without colors and without a newline at the end. A notebook shows the
+    same with colors.
+    """
 
     def show(self, console: Console) -> None:
         """Print the tables that the command line prints."""
@@ -44,9 +47,13 @@ class Renderable:
 
 
 def make_printable(value: Any) -> Any:
-    """``value`` with its texts made safe for a terminal."""
+    """Make all texts of ``value`` safe for a terminal.
+
+    Returns:
+        value of the same structure; the same object if nothing changed.
+    """
     if isinstance(value, Enum):
-        # One of our own words, and not equal to the text that it stands for.
+        # An enum's text is ours, and its safe text would not be equal to the member.
         return value
     if isinstance(value, str):
         return escape_line(value)

@@ -214,8 +214,6 @@ def _encode_manifest(
     }
     if annotations:
         told |= {"annotations": annotations}
-    else:
-        told |= {}
     return json.dumps(told | ({"subject": subject} if subject else {}), sort_keys=True).encode()
 
 

@@ -141,9 +141,7 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     parts: list[ConstantLinear] = []
     for t in joint.inputs:
         linear = constant_linear_of(graph, producing_node(graph, t))
-        if isinstance(linear, Refusal):
-            linear = linear
-        else:
+        if not isinstance(linear, Refusal):
             linear = absorb_added_bias(graph, linear)
         if isinstance(linear, Refusal) or linear.out is not t:
             if isinstance(linear, Refusal) and linear.kind is RefusalKind.NO_LINEAR_OP:

@@ -259,9 +259,7 @@ def _evaluate_share(
     else:
         side = linear.input_channels
     a = _channel_vector(m, a, side, share)
-    if b is None:
-        b = None
-    else:
+    if b is not None:
         b = _channel_vector(m, b, side, share)
     if share.side == "output":
         weight = _scale_channels(m, linear, w, a, output=True)

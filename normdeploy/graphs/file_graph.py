@@ -302,8 +302,6 @@ class FileGraph(LinkedGraph):
             inferred = self._inferred_types.get(t.name)
             if inferred is not None and inferred[1] is not None:
                 known = inferred[1]
-            else:
-                known = known
         if known is None:
             dims = None
         else:

@@ -160,8 +160,6 @@ class _BoundsAnalysis:
             ]
             if 0 < len(whole) <= _SMALL:
                 self.vectors |= {node.output[0]: tuple(whole)}
-            else:
-                self.vectors |= {}
         elif (vector := self._vector_result(node, attributes)) is not None and len(vector) <= _SMALL:
             self.vectors[node.output[0]] = vector
         if origins := _merge_sources(self._produced_sources(node)):

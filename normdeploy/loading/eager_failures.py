@@ -111,8 +111,6 @@ def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         if wish is not None:
             sizes |= _sizes_by_dim(wish, leaf)
-        else:
-            sizes |= {}
     if sizes:
         return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})"
     return ""

@@ -79,8 +79,6 @@ def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str |
     """
     if part is not None:
         part = require_part_name(part)
-    else:
-        part = None
     return load_folder_model(path, trust, task).prepare_part(part)
 
 

@@ -1,2 +1,2 @@
-"""Exact proofs: two pieces of a graph are the same function, at every input and at every size
+"""Prove exactly that two regions of a graph compute the same function, at every input and size
 (docs/certificates.md)."""

@@ -1,5 +1,4 @@
-"""Arithmetic on `Value`s, and sums over their axes; a division asks for its premise where it is made
-(docs/certificates.md)."""
+"""Compute with `Value`s and sum them over axes; each division checks its premise (docs/certificates.md)."""
 
 from __future__ import annotations
 
@@ -23,33 +22,47 @@ from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value, axis_identity
 
 @dataclass
 class Radicand:
-    """W = V + ε, a sum of squares and a number, and its root."""
+    """Radicand W = V + ε of a root, with V a sum of squares and ε a number.
+
+    Attributes:
+        w: W.
+        root: √W.
+        node: id of the node whose epsilon is ε; 0 if no node has one.
+        epsilon: ε; None if W has none.
+    """
 
     w: Value
     root: Value
-    # id of the node whose epsilon it holds; 0 where there is none
     node: int
     epsilon: Value | None = None
 
 
 class Arithmetic(Sampler):
-    """Computes with `Value`s. Without a field no premise is checked."""
+    """Compute with `Value`s. Without a field, no premise is checked.
+
+    Attributes:
+        radicands: all radicands so far, in the order in which their roots were taken.
+        divided: numbers of the radicands that may be zero and whose roots are divided by.
+        zeros: sizes that are divided by and may be zero.
+    """
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         super().__init__(plan, draws, gf, real)
         self.radicands: list[Radicand] = []
-        # radicands that may be zero, by whose roots something is divided
         self.divided: set[int] = set()
-        # sizes divided by that may be zero
         self.zeros: list[Size] = []
 
     def broadcast_values(self, *values: Value) -> tuple[Axes, list[tuple[Array | None, Array]]]:
-        """The common axes of values that broadcast to each other, and their arrays so that numpy broadcasts them."""
+        """Broadcast values to each other.
+
+        Returns:
+            the common axes, and for each value its arrays (a, f) in a shape that numpy broadcasts along these axes.
+        """
         rank = max(len(v.axes) for v in values)
         padded = [((),) * (rank - len(v.axes)) + v.axes for v in values]
         common: list[Any] = []
         for i in range(rank):
-            # of this axis in each; below zero where it has none
+            # Number of this axis in each value; negative if the value has too few axes.
             numbers = [i - rank + len(v.axes) for v in values]
             varying = [n >= 0 and v.varies_along(n) for v, n in zip(values, numbers, strict=True)]
             common.append(self._unify_axis([axes[i] for axes in padded], varying))
@@ -70,10 +83,12 @@ class Arithmetic(Sampler):
         return tuple(common), arrays
 
     def _unify_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
-        """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut
-        as the others."""
+        """Unify the atoms of axes that broadcast to each other.
+
+        A value that does not vary along its axis, such as the result of an Expand, is cut like the others.
+        """
         atoms: Atoms = ()
-        # those that vary say how it is cut
+        # The varying values come first, so they decide the cut.
         for i in sorted(range(len(column)), key=lambda i: not varying[i]):
             if varying[i] or not atoms or not column[i] or product_of_sizes(atoms) != product_of_sizes(column[i]):
                 atoms = self.plan.unify_atoms(atoms, column[i])
@@ -101,9 +116,19 @@ class Arithmetic(Sampler):
         return z
 
     def add(self, x: Value, y: Value) -> Value:
+        """Add two values.
+
+        Returns:
+            x + y. Its sign follows from the signs of both, or from their sizes.
+        """
         return self._add_signed(x, y, 1)
 
     def sub(self, x: Value, y: Value) -> Value:
+        """Subtract two values.
+
+        Returns:
+            x − y, with its sign as in `add`.
+        """
         return self._add_signed(x, y, -1)
 
     def _add_signed(self, x: Value, y: Value, by: int) -> Value:
@@ -130,6 +155,11 @@ class Arithmetic(Sampler):
         return z
 
     def mul(self, x: Value, y: Value) -> Value:
+        """Multiply two values.
+
+        Returns:
+            x·y; known to be non-negative if ``x`` and ``y`` are the same object.
+        """
         if self.gf is not None:
             p = self.gf.p
         else:
@@ -148,6 +178,11 @@ class Arithmetic(Sampler):
         return z
 
     def neg(self, x: Value) -> Value:
+        """Negate a value.
+
+        Returns:
+            −x, with ``sign`` and ``below`` swapped.
+        """
         if x.a is None or self.gf is None:
             made = None
         else:
@@ -158,7 +193,15 @@ class Arithmetic(Sampler):
         return z
 
     def inverse(self, y: Value) -> Value:
-        """1/y, where y is zero for no real input, or at most where both sides are NaN."""
+        """Invert a value that is zero for no real input, or only where both sides give NaN.
+
+        Returns:
+            1/y.
+
+        Raises:
+            NotProved: ``y`` may be zero.
+            RedrawRows: a drawn element of ``y`` is zero in the field.
+        """
         made = None
         if self.gf is not None and y.a is not None:
             self._require_nonzero(y)
@@ -170,16 +213,24 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
         z = Value(y.axes, made, f, y.data, y.sign, y.degree.with_places_in(y.varying_atoms()).inverse(), sized=y.sized)
-        # else it is Inf where y is zero, and 1/Inf is zero
+        # Otherwise 1/y may be Inf, and 1/Inf is zero.
         z.nonzero = y.nonzero or y.sign == POSITIVE
         z.sums, z.fixed = y.sums, y.fixed | (y.varying_axes() if y.sums else frozenset())
         return z
 
     def div(self, x: Value, y: Value) -> Value:
+        """Divide two values.
+
+        Returns:
+            x/y. The field uses x·(1/y); the floats divide directly.
+
+        Raises:
+            NotProved: ``y`` may be zero.
+        """
         z = self.mul(x, self.inverse(y))
         with np.errstate(all="ignore"):
             _, ((_, f), (_, g)) = self.broadcast_values(x, y)
-            # as IEEE divides: x·(1/y) is another number where y is Inf
+            # IEEE division: x·(1/y) differs if y is Inf.
             z.f = f / g
         if x.size is not None and y.size is not None:
             if y.size != 0:
@@ -204,7 +255,7 @@ class Arithmetic(Sampler):
             return
         for i, radicand in enumerate(self.radicands):
             power = y
-            # y² = r·W^j
+            # Test y² = r·W^j for j = 1 … 4.
             for j in range(1, 5):
                 if (
                     self.constant_ratio(
@@ -215,13 +266,18 @@ class Arithmetic(Sampler):
                 ):
                     if radicand.w.sign != POSITIVE:
                         self.divided |= {i}
-                    else:
-                        self.divided |= set()
                     return
         raise NotProved(ProofFailure.SIGN, "it divides by what may be zero")
 
     def sum_over(self, x: Value, axes: Sequence[int]) -> Value:
-        """The sum over axes, which stay as axes of one place."""
+        """Sum over axes; they stay as axes of size 1.
+
+        Args:
+            axes: numbers of the axes, non-negative.
+
+        Returns:
+            the sum, with as many axes as ``x``.
+        """
         a = x.a
         f = x.f
         summed = frozenset(atom for axis in axes for atom in x.axes[axis])
@@ -232,9 +288,7 @@ class Arithmetic(Sampler):
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
         slots = [s for i in range(len(x.axes)) if i in axes for s in x.array_axes(i)]
         for slot in sorted(slots, reverse=True):
-            if a is None:
-                a = None
-            else:
+            if a is not None:
                 a = a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
@@ -242,7 +296,14 @@ class Arithmetic(Sampler):
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner_product(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
-        """The `sum_over` of their product, which is never held."""
+        """Compute the `sum_over` of x·y without storing the product.
+
+        Args:
+            axes: numbers of the common axes to sum over; they stay as axes of size 1.
+
+        Returns:
+            the sum, along the broadcast axes of both.
+        """
         common, ((a, f), (b, g)) = self.broadcast_values(x, y)
         summed = frozenset(atom for axis in axes for atom in common[axis])
         fixed = fixed_axes(common, x, y)
@@ -256,9 +317,7 @@ class Arithmetic(Sampler):
                 n = self.size_value(atom)
                 exact, real = (n.a, n.f) if still else self._point_weights(atom)
                 shape = [-1 if i == slot else 1 for i in range(g.ndim)]
-                if b is None or exact is None:
-                    b = b
-                else:
+                if b is not None and exact is not None:
                     b = b * exact.reshape(shape)
                 g = g if real is None else g * real.reshape(shape)
         kept = [i for i in range(f.ndim) if i not in slots]
@@ -284,10 +343,13 @@ class Arithmetic(Sampler):
         return z
 
     def _quotient_count(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
-        """How many quotients with denominators of their own a sum over these atoms adds up.
+        """Count the quotients that a sum over these atoms adds, each with its own denominator.
+
+        Returns:
+            the product of the point counts of the atoms in ``fixed``.
 
         Raises:
-            NotProved: as many as there are places, and not all of them are looked at.
+            NotProved: such an atom is sampled, so its places do not each have a point.
         """
         for atom in atoms:
             self.plan.sum_over(atom)
@@ -314,6 +376,11 @@ class Arithmetic(Sampler):
             return a, np.add.reduce(f if real is None else f * real.reshape(shape), axis=slot, keepdims=True)
 
     def count(self, x: Value, axes: Sequence[int]) -> Value:
+        """Count the elements along axes.
+
+        Returns:
+            the product of the sizes of ``axes`` as a value.
+        """
         size = ONE
         for axis in axes:
             for atom in x.axes[axis]:
@@ -321,10 +388,19 @@ class Arithmetic(Sampler):
         return self.size_value(size)
 
     def mean(self, x: Value, axes: Sequence[int]) -> Value:
+        """Average over axes; they stay as axes of size 1.
+
+        Returns:
+            `sum_over` divided by `count`.
+        """
         return self.div(self.sum_over(x, axes), self.count(x, axes))
 
     def constant_product(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """t·w where it is one number at all points."""
+        """Compute t·w if it is the same number at all points and positive.
+
+        Returns:
+            its residue and its float; None if t·w varies or is not shown to be positive.
+        """
         if t.a is None or w.a is None or self.gf is None:
             return None
         (mine, a), (theirs, b) = t.drop_constant_axes(t.a), w.drop_constant_axes(w.a)
@@ -337,15 +413,22 @@ class Arithmetic(Sampler):
         return self._require_positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
 
     def positive_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """`constant_ratio` where the number is positive."""
+        """Compute `constant_ratio` if the number is positive.
+
+        Returns:
+            residue and float of t/w; None if t/w varies or is not shown to be positive.
+        """
         known = self.constant_ratio(t, w)
         if known is None:
             return None
         return self._require_positive(*known, t, w)
 
     def constant_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others
-        test it."""
+        """Compute t/w if it is the same number at all points. One point gives the number, the others test it.
+
+        Returns:
+            its residue and its float; None if t/w varies.
+        """
         if t.a is None or w.a is None or self.gf is None:
             return None
         (mine, a), (theirs, b) = t.drop_constant_axes(t.a), w.drop_constant_axes(w.a)
@@ -360,9 +443,14 @@ class Arithmetic(Sampler):
         return r, value
 
     def _require_positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
-        """A number r, t/w or t·w, and its value where it is positive at every size and for the constants as they are:
-        by the structure of both, or as a fraction of small height, times powers of sizes. A value at one size shows
-        nothing."""
+        """Return ``r`` and ``value`` if the number is positive at every size and for the constants in the file.
+
+        The number is t/w or t·w, with residue ``r`` and float ``value``. It is positive by the structure of both
+        factors, or as a fraction of at most `_HEIGHT` bits times a power of a size. A float at one size proves nothing.
+
+        Returns:
+            (r, value), or None if the number is not shown to be positive.
+        """
         assert self.gf is not None
         if t.sign == w.sign == POSITIVE and value > 0:
             return r, value
@@ -376,7 +464,7 @@ class Arithmetic(Sampler):
         return None
 
     def _size_factors(self) -> list[tuple[int, float]]:
-        """1, and each size and one over it: in the field and as numbers."""
+        """Return 1, and each size and its inverse: in the field and as floats."""
         assert self.gf is not None
         sizes = [(1, 1.0)]
         for q, n in self.draws.symbols.values():
@@ -385,14 +473,13 @@ class Arithmetic(Sampler):
         return sizes
 
 
-_HEIGHT = (
-    # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
-    100
-)
+# Maximum bits of a fraction that is read from its residue: a share of 2^-60 of all residues has one, and the float must
+# agree
+_HEIGHT = 100
 
 
 def _shifted_draw(x: Value, number: Value) -> tuple[Any, int] | None:
-    """`Value.drawn` of x + number."""
+    """Return `Value.drawn` of x + number; None if ``x`` is not drawn or ``number`` is not one constant."""
     if x.drawn is None or number.data or number.a is None or number.a.size != 1:
         return None
     key, c = x.drawn
@@ -400,8 +487,14 @@ def _shifted_draw(x: Value, number: Value) -> tuple[Any, int] | None:
 
 
 def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
-    """The axes along which a root or a divisor of one of the values varies, by the names that they have in ``axes``,
-    their common ones."""
+    """Collect the axes along which a root or a divisor of one of the values varies.
+
+    Args:
+        axes: common axes of the values.
+
+    Returns:
+        identities of these axes, by their names in the values and in ``axes``.
+    """
     fixed = set().union(*(v.fixed for v in values))
     for v in values:
         for own, common in zip(reversed(v.axes), reversed(axes), strict=False):
@@ -411,5 +504,5 @@ def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
 
 
 def _broadcast_count(a: Array, b: Array) -> int:
-    """How many elements two arrays have that are broadcast to each other."""
+    """Count the elements of two arrays broadcast to each other."""
     return math.prod(np.broadcast_shapes(a.shape, b.shape))

@@ -1,10 +1,9 @@
-"""How tensors are laid out and sampled: each axis is a product of atoms, and an atom of n places is shown by a few
-weighted points.
+"""Lay out and sample tensors: an axis is a product of atoms, and a few weighted points represent an atom of n places.
 
-A region of uniform ops does the same at each place of an axis and sums over whole axes. Where k of n places hold values
-of their own and the others all one, a sum over the axis is a sum over k + 1 points with weights. So an identity of
-degree d in the elements of an axis that holds for d + 2 points with any weights holds for every length of that axis
-(docs/certificates.md has the proof).
+A region of uniform ops treats all places of an axis alike and sums over whole axes. If k of n places hold values of
+their own and the others share one value, a sum over the axis is a weighted sum over k + 1 points. Suppose an identity
+of degree d in the elements of an axis holds for d + 2 points with any weights. Then it holds for every length of that
+axis (docs/certificates.md has the proof).
 """
 
 from __future__ import annotations
@@ -23,40 +22,52 @@ from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
-# points of an axis that nothing is summed over
+# Points of an axis that is not summed over
 _FEW = 2
-# points of one that is, before anything is known of degrees
+# Points of a summed axis before any degree is known
 _FEWEST = 4
-# points that an axis may need
+# Maximum number of points that an axis may need
 _MOST = 64
 _CUTS = 32
 
 
 @dataclass
 class AxisPlan:
-    """What evaluations have learned of the axes; it only grows, and each growth begins the evaluation again."""
+    """Layout of the axes, as learned by evaluations. It only grows, and each growth restarts the evaluation.
 
-    # of an axis that is summed over: two more than the degree of what is compared
+    Attributes:
+        points: points of each summed atom: the degree of the compared identity plus two.
+        cuts: the two factors of each atom that a Reshape splits, in row-major order.
+        summed: atoms that are summed over.
+        joins: the parts of each size that a Concat joins, in order.
+        displaced: True if taps of convolutions are identified by their displacement (`normdeploy.proof.convolutions`).
+        together: number of axes of one tensor that share an atom, if more than one.
+        twice: the same for atoms that are also a part of a joined axis.
+        lengths: for atoms of arbitrary length, the length in the file, which its Reshapes name.
+        named: symbols for the lengths that may be arbitrary, by length; the proof holds for any value of them.
+        learning: True while all axes have few points and only a cut or a join restarts the evaluation.
+    """
+
     points: dict[Size, int] = field(default_factory=dict)
     cuts: dict[Size, tuple[Size, Size]] = field(default_factory=dict)
     summed: set[Size] = field(default_factory=set)
-    # what a Concat puts one behind the other
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)
-    # taps of convolutions are told by what they read (`normdeploy.proof.convolutions`)
     displaced: bool = False
-    # along how many axes of one tensor an atom lies, where that is more than one
     together: dict[Size, int] = field(default_factory=dict)
-    # the same of atoms that lie along one of them as a part of what is joined
     twice: dict[Size, int] = field(default_factory=dict)
-    # of atoms of any length: the one that the file has, as its Reshapes say
     lengths: dict[Size, Size] = field(default_factory=dict)
-    # lengths that are any: what is proved holds whatever they are
     named: dict[int, Size] = field(default_factory=dict)
-    # all axes have few points, and only a cut or a join begins the evaluation again
     learning: bool = False
 
     def substitute_sizes(self, named: dict[int, Size]) -> AxisPlan:
-        """The plan for the lengths themselves, of which ``named`` has the sizes that stood for them."""
+        """Build the plan for the file's lengths.
+
+        Args:
+            named: symbols by the length that each replaced.
+
+        Returns:
+            a new plan without cuts and joins, with lengths in place of the symbols.
+        """
         number = {size: Size.from_int(n) for n, size in named.items()}
 
         def substitute_keys(sizes: Mapping[Size, Any]) -> dict[Size, Any]:
@@ -75,17 +86,32 @@ class AxisPlan:
         )
 
     def size_of_length(self, n: int) -> Size:
-        """The size of an axis of which the file says how long it is."""
+        """Return the symbol of length ``n``, or the number itself.
+
+        Returns:
+            the size to use for an axis whose length the file states as ``n``.
+        """
         return self.named.get(n) or Size.from_int(n)
 
     def shape_of_file(self, shape: Iterable[Size]) -> tuple[Size, ...]:
-        """A shape as the file states it, with `length` for its numbers."""
+        """Replace the numbers in a shape from the file by their symbols (`size_of_length`).
+
+        Returns:
+            the shape with a symbol for each length in ``named``.
+        """
         return tuple(
             size if size.constant_value is None else self.size_of_length(size.constant_value) for size in shape
         )
 
     def place_count(self, atom: Size) -> int:
-        """How many places of the file's own constants an atom has."""
+        """Count the places of an atom in the file's own constants.
+
+        Returns:
+            the number of places.
+
+        Raises:
+            NotProved: the file states no number.
+        """
         n = (
             atom.constant_value
             if atom.constant_value is not None
@@ -96,7 +122,11 @@ class AxisPlan:
         return n
 
     def atoms_of(self, size: Size) -> Atoms:
-        """The atoms of an axis of this size, in row-major order; none of an axis of one place."""
+        """List the atoms of an axis of this size in row-major order.
+
+        Returns:
+            the atoms; empty for an axis of size 1.
+        """
         if size == ONE:
             return ()
         if size in self.cuts:
@@ -105,14 +135,24 @@ class AxisPlan:
         return (size,)
 
     def split_axis(self, atom: Size, first: Size, second: Size) -> None:
-        """Let every axis of this size be two: places i·second + j."""
+        """Split every axis of this size in two, place i·second + j being place (i, j).
+
+        Raises:
+            RestartEvaluation: always, if the split is possible.
+            NotProved: the axis is already split or joined, or the plan has too many cuts.
+        """
         if atom in self.cuts or atom in self.joins or len(self.cuts) >= _CUTS:
             raise NotProved(ProofFailure.LAYOUT, f"an axis of {atom} is cut in more than one way")
         self.cuts[atom] = (first, second)
         raise RestartEvaluation
 
     def join_axes(self, size: Size, parts: tuple[Size, ...]) -> None:
-        """Let every axis of this size be these parts, one behind the other."""
+        """Make every axis of this size the concatenation of ``parts``.
+
+        Raises:
+            RestartEvaluation: if the join is new.
+            NotProved: the axis is already split or joined otherwise, or the plan has too many joins.
+        """
         known = self.joins.get(size)
         if known == parts:
             return
@@ -122,12 +162,16 @@ class AxisPlan:
         raise RestartEvaluation
 
     def sample_every_place(self, size: Size) -> None:
-        """Let every axis of this size have a point for each place: that of a kernel, whose taps are told apart."""
+        """Give every axis of this size one point per place. Kernels need this, because their taps differ."""
         if size.constant_value is not None and size.constant_value > 1:
             self.join_axes(size, (ONE,) * size.constant_value)
 
     def part_bounds(self, size: Size) -> list[int]:
-        """Where the parts of a joined axis begin among its points, and where the last one ends."""
+        """Return the bounds of a joined axis's parts among its points.
+
+        Returns:
+            the first point of each part, then the total number of points.
+        """
         return list(
             itertools.accumulate(
                 (math.prod(self.point_count(a) for a in self.atoms_of(p)) for p in self.joins[size]), initial=0
@@ -135,6 +179,11 @@ class AxisPlan:
         )
 
     def sum_over(self, atom: Size) -> None:
+        """Record that an atom is summed over, with the atoms of its joined parts.
+
+        Raises:
+            RestartEvaluation: if that is new.
+        """
         if atom not in self.summed:
             self.summed.add(atom)
             self._restart_if_grown()
@@ -143,7 +192,13 @@ class AxisPlan:
                 self.sum_over(a)
 
     def separate_axes(self, axes: Axes) -> None:
-        """Have a point of its own for each axis of an atom: of k places of which two are one not all are different."""
+        """Provide enough points that the axes of one tensor that share an atom can take different ones.
+
+        Of k places, two of which are equal, not all differ, so k axes of one atom need k points.
+
+        Raises:
+            RestartEvaluation: if the plan grows.
+        """
         atoms = [atom for axis in axes for atom in axis]
         if len(set(atoms)) == len(atoms) and not any(atom in self.joins for atom in atoms):
             return
@@ -159,7 +214,11 @@ class AxisPlan:
                 self._restart_if_grown()
 
     def point_count(self, atom: Size) -> int:
-        """How many points stand for the places of an atom; as many as there are where these are few."""
+        """Count the points that represent the places of an atom.
+
+        Returns:
+            the number of points; the number of places if that is smaller.
+        """
         if atom in self.joins:
             return self.part_bounds(atom)[-1]
         n = atom.constant_value
@@ -175,13 +234,27 @@ class AxisPlan:
         return few
 
     def is_sampled(self, atom: Size) -> bool:
+        """Return True if an atom has fewer points than places, or its length is open.
+
+        Returns:
+            True for joined axes too.
+        """
         n = atom.constant_value
         return n is None or self.point_count(atom) < n or atom in self.joins
 
     def require_degree(self, degrees: Mapping[Key, int], by_sums: bool = False) -> None:
-        """Have enough points for an identity of this degree in the places of each atom; of all atoms where axes are
-        joined, for then a place belongs to several. ``by_sums``: it is a polynomial in sums, of which no root or
-        unknown function is taken.
+        """Require enough points for an identity of this degree in the places of each atom.
+
+        If axes are joined, or ``displaced`` is set, a place belongs to several atoms, so the total degree counts for
+        each atom.
+
+        Args:
+            degrees: degree by atom, and the total under ``ALL``.
+            by_sums: the identity is a polynomial in sums; no root and no unknown function is taken of one.
+
+        Raises:
+            RestartEvaluation: more points are needed.
+            NotProved: more than `_MOST` points are needed.
         """
         total = degrees.get(ALL, 0)
         whole = bool(self.joins or self.displaced)
@@ -204,7 +277,15 @@ class AxisPlan:
             raise RestartEvaluation
 
     def unify_atoms(self, one: Atoms, other: Atoms) -> Atoms:
-        """The atoms of two axes that lie over each other, element by element."""
+        """Unify the atoms of two axes that broadcast to each other element by element.
+
+        Returns:
+            the common atoms.
+
+        Raises:
+            RestartEvaluation: an axis must be split first.
+            NotProved: the sizes differ, or the axes are cut differently.
+        """
         if not other or (one == other and (isinstance(one[0], AxisSize) or not isinstance(other[0], AxisSize))):
             return one
         if not one or one == other:
@@ -228,8 +309,17 @@ class AxisPlan:
         raise NotProved(ProofFailure.LAYOUT, f"an axis is cut into parts of {a} and of {b}")
 
     def regroup_atoms(self, atoms: Atoms, sizes: list[Size | None]) -> Axes:
-        """The atoms of a whole tensor as axes of the given sizes, at most one of them open (None): what a Reshape
-        does."""
+        """Regroup the atoms of a whole tensor into axes of the given sizes, as a Reshape does.
+
+        Args:
+            sizes: size of each new axis; at most one is open (None).
+
+        Returns:
+            the atoms of each new axis.
+
+        Raises:
+            NotProved: the atoms do not make up these sizes.
+        """
         rest = list(atoms)
         if None not in sizes:
             axes = [self._take_atoms(rest, s, 0) for s in sizes]  # type: ignore[arg-type]
@@ -242,7 +332,7 @@ class AxisPlan:
         return (*head, tuple(rest), *reversed(tail))
 
     def _take_atoms(self, rest: list[Size], size: Size, end: int) -> Atoms:
-        """Take atoms that make up ``size`` from one end of ``rest``."""
+        """Take the atoms that make up ``size`` from one end of ``rest``."""
         taken: list[Size] = []
         while size != ONE:
             if not rest:

@@ -1,5 +1,4 @@
-"""What a proof found, as the certificate that goes into the report: one wording for norms, folds, joins, foreign ops
-and plugins."""
+"""Turn the result of a proof into the certificate of the report, with one wording for all kinds of rewrites."""
 
 from __future__ import annotations
 
@@ -7,12 +6,19 @@ from ..findings.records import Certificate
 from .identity_check import Identity
 from .proof_errors import NotProved, ProofFailure
 
-# nobody can say what it is at every input
+# Failures that leave open whether the rewrite is right at every input.
 NOT_KNOWN = frozenset({ProofFailure.OP.name, ProofFailure.SIZE.name, ProofFailure.LAYOUT.name, ProofFailure.LIMIT.name})
 
 
 def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificate:
-    """``more``: what else there is to say of how a success was come by."""
+    """Build the certificate of a proof or of its refusal.
+
+    Args:
+        more: text to append to the note of a success.
+
+    Returns:
+        a certificate with method ``exact``: passed with points, bits and degree, or failed with reason and culprit.
+    """
     if isinstance(identity, NotProved):
         if identity.culprit and identity.culprit not in identity.reason:
             at = f" (at {identity.culprit!r})"

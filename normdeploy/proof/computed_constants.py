@@ -1,8 +1,7 @@
-"""Constants that a rewrite computed, as the prover sees them.
+"""Describe constants that a rewrite computed, for the prover.
 
-Whoever computes constants says, by a `ComputedConstants`, what each of them is before it is rounded: an expression of
-the file's own constants. The proof that before and after agree then holds for these, and each stored number is compared
-with its own.
+A `ComputedConstants` gives each constant's exact value before rounding, as an expression of the file's own constants.
+The proof that both sides agree holds for these exact values; each stored number is then compared with its own.
 """
 
 from __future__ import annotations
@@ -19,56 +18,67 @@ from .interpreter import ProofInterpreter
 from .value import Value
 
 Side = Callable[[ProofInterpreter, Sequence[Value]], list[Value]]
-"""What one side of a rewrite makes of the values of its leaves."""
+"""Function that computes the results of one side of a rewrite from the values of its leaves."""
 
 
 class ComputedConstants(ABC):
-    """The constants of one rewrite, and the expressions that they are the values of."""
+    """Constants of one rewrite, with the expressions that define their exact values."""
 
-    # Whether taps of convolutions are told apart by what they read (`proof.convolutions`).
+    # True if taps of convolutions are identified by the input that they read (`proof.convolutions`).
     displaced: ClassVar[bool] = False
 
     @abstractmethod
     def computed_constants(self) -> list[gs.Constant]:
-        """Return all that was computed."""
+        """Return all constants that the rewrite computed.
+
+        Returns:
+            the constants, in no fixed order.
+        """
 
     @abstractmethod
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
-        """Compute the constants from the file's own.
+        """Compute the constants from the file's own constants.
 
         Args:
-            absolute: in floats alone, sum the magnitudes of their terms instead.
+            absolute: sum the magnitudes of the terms instead, in floats only.
 
         Returns:
             values by the ids of the constants.
 
         Raises:
-            NotProved: they can't be worked out, or depend on a size.
+            NotProved: a constant cannot be computed, or depends on a size.
         """
 
     @abstractmethod
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Return what is equal for rewrites that differ in the elements of larger constants alone.
+        """Return a key that is equal for rewrites that differ only in the elements of larger constants.
 
         Args:
             names: as for `Region.template_of`.
+
+        Returns:
+            a hashable tuple.
         """
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
-        """Nodes whose constants they are made of, besides those of the regions."""
+        """Return the nodes outside the regions whose constants these are computed from."""
         return ()
 
     @property
     def leaves(self) -> Sequence[gs.Tensor]:
-        """Tensors that these nodes read as data."""
+        """Return the tensors that these nodes read as data."""
         return ()
 
     @property
     def weights(self) -> Sequence[np.ndarray]:
-        """Float64 arrays that they are made of and that no node of `nodes` reads."""
+        """Return the float64 arrays that these are computed from and that no node of `nodes` reads."""
         return ()
 
     def expected_side(self, before: Side, graph: Graph) -> Side:
-        """Return what the nodes after have to compute: by default what those before do."""
+        """Return the function that the nodes after the rewrite must compute.
+
+        Returns:
+            by default ``before``, the function of the nodes before it.
+        """
         return before

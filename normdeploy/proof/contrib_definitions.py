@@ -1,8 +1,9 @@
-"""Norm ops that are not standard ONNX, on `Value`s, by their definitions (`normdeploy.norms.interpreter`): what an
-expansion of one is proved against.
+"""Define norm ops outside standard ONNX on `Value`s, from `normdeploy.norms.interpreter`.
 
-A definition gets (machine, inputs, attributes, opset, how many outputs), inputs as `Value`, `Indices` or `Table`, None
-where left out, and gives its outputs.
+Expansions of these ops are proved against these definitions.
+
+A definition is called with (machine, inputs, attributes, opset, number of outputs) and returns the outputs. Inputs are
+`Value`, `Indices` or `Table`; None if omitted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .proto_evaluation import apply_op
 
 
 class _ForeignInterpreter(ValueInterpreter):
-    """Values, and the whole numbers that pick rows from tables (`normdeploy.proof.proto_evaluation`)."""
+    """Interpreter of values and of integers that pick rows from tables (`normdeploy.proof.proto_evaluation`)."""
 
     def __call__(self, op: str, *inputs: Any, **attributes: Any) -> Any:
         return apply_op(self._m, op, list(inputs), attributes, self.opset, 1)[0]
@@ -37,4 +38,4 @@ TABLE: Mapping[tuple[str, str], Op] = {
     for row in ROWS
     if row.definition is not None and row.owner is not OpOwner.ONNX
 }
-"""By the owner and the op's name."""
+"""Definitions by owner and op type."""

@@ -1,11 +1,12 @@
-"""Convolutions, as sums over taps of gathered places.
+"""Evaluate convolutions as sums over taps of gathered places.
 
-y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t], where G takes for each place s of the output and each tap t of the
-kernel one place of the input, or a zero where the kernel reaches into the padding (or, transposed, between the
-strides). Which place is a matter of strides, dilations and pads alone. So an identity that holds for every linear G,
-the same for the same attributes, whose rows add up to one where there are no zeros, holds for these: in the field G is
-a matrix of random elements, one for each set of attributes. A G that only takes places would show little: of few points
-two taps share one. No stride or dilation makes this larger.
+y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t]. For each place s of the output and each tap t of the kernel, G takes
+one place of the input. It takes a zero if the kernel reaches into the padding or, transposed, between the strides.
+
+Strides, dilations and pads alone determine G. An identity that holds for every linear G therefore holds for these G. G
+has to be the same for the same attributes, and without zeros its rows add up to one. So in the field G is a matrix of
+random elements, one for each set of attributes. A G that only takes places would be a weak test: with few points, two
+taps share one. No stride or dilation makes this larger.
 """
 
 from __future__ import annotations
@@ -31,13 +32,25 @@ _PLACES = "places of a convolution"
 
 
 def split_channels(m: ProofInterpreter, x: Value, axis: int, groups: int) -> Value:
-    """``x`` with an axis of g·c places as two, of g and of c."""
+    """Split an axis of g·c places into two axes of g and c places.
+
+    Args:
+        axis: number of the axis.
+        groups: g.
+
+    Returns:
+        ``x`` with one more axis.
+    """
     head, tail = m.plan.regroup_atoms(x.axes[axis], [Size.from_int(groups), None])
     return x.with_axes((*x.axes[:axis], head, tail, *x.axes[axis + 1 :]))
 
 
 def merge_axes(x: Value, axis: int) -> Value:
-    """``x`` with axes ``axis`` and the next as one."""
+    """Merge axis ``axis`` with the next one.
+
+    Returns:
+        ``x`` with one axis fewer.
+    """
     return x.with_axes((*x.axes[:axis], x.axes[axis] + x.axes[axis + 1], *x.axes[axis + 2 :]))
 
 
@@ -76,8 +89,10 @@ def _convolution_op(transposed: bool) -> Op:
 
 
 def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
-    """`_gather_windows`, computed once for all convolutions of one input that read alike: the one before and the one
-    after do."""
+    """Run `_gather_windows` once for all convolutions that read one input with the same attributes.
+
+    The convolutions before and after the rewrite do.
+    """
     key = (
         id(x.a),
         id(x.f),
@@ -88,7 +103,7 @@ def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attr
     )
     if key not in m.gathered:
         m.gathered[key] = x, m.node, _gather_windows(m, x, kernel, attrs, transposed)
-    # x is held, so that no other array takes its id
+    # The cache keeps x alive, so no other array gets its id.
     _, node, y = m.gathered[key]
     if node == m.node:
         return y
@@ -102,19 +117,19 @@ def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attr
 
 
 def _fixed_input_axes(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
-    """Two places of the output may read one place of the input."""
+    """Return the fixed axes of a gathered input: two places of the output may read one place of the input."""
     return x.fixed | frozenset(axis_identity(atom) for axis in axes[3 : 3 + rank] for atom in axis)
 
 
 @dataclass(frozen=True)
 class _ConvolvedAxis:
-    """One axis along which a convolution reads windows.
+    """Axis along which a convolution reads windows.
 
     Attributes:
-        attributes: stride, dilation, padding and the like along it.
-        source: the axis of the input.
-        places: the axis of the output.
-        tap: the axis of the kernel, whose length is ``kernel``.
+        attributes: stride, dilation, output padding, pads and the like along it.
+        source: atoms of the input's axis.
+        places: atoms of the output's axis.
+        tap: atoms of the kernel's axis, whose length is ``kernel``.
     """
 
     attributes: tuple[Any, ...]
@@ -125,7 +140,10 @@ class _ConvolvedAxis:
 
 
 def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
-    """(N, g, i, S'…, K…) of (N, g, i, S…)."""
+    """Gather the windows of x.
+
+    Returns (N, g, i, S'…, K…) from x of (N, g, i, S…).
+    """
     rank = len(kernel)
     a = x.a
     f = x.f
@@ -177,19 +195,19 @@ def _axis_slots(axes: list[Atoms], axis: int) -> range:
 
 
 def _take_points(m: ProofInterpreter, x: Array, slots: range, source: Atoms, index: Array) -> Array:
-    """The array with the axes of ``slots`` gone, and in their place one for all of ``index``."""
+    """Replace the axes of ``slots`` by one axis that holds the points ``index``."""
     return np.take(_flatten_slots(m, x, slots, source), index, axis=slots.start)
 
 
 def _flatten_slots(m: ProofInterpreter, x: Array, slots: range, source: Atoms) -> Array:
-    """The array with one axis for those of ``slots``."""
+    """Merge the axes of ``slots`` into one."""
     counts = [m.plan.point_count(atom) for atom in source]
     full = np.broadcast_to(x, (*x.shape[: slots.start], *counts, *x.shape[slots.stop :]))
     return full.reshape(*x.shape[: slots.start], int(np.prod(counts, dtype=int)), *x.shape[slots.stop :])
 
 
 def _split_places_and_taps(m: ProofInterpreter, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
-    """The one axis that `_take_points` leaves as the atoms of the output's places, and those of the taps at the end."""
+    """Split the axis made by `_take_points` into the atoms of the output's places and, at the end, of the taps."""
     first, last = ([m.plan.point_count(atom) for atom in atoms] for atoms in (places, tap))
     y = x.reshape(*x.shape[:at], *first, *last, *x.shape[at + 1 :])
     ends = range(at + len(first), at + len(first) + len(last))
@@ -204,11 +222,14 @@ def _count_points(m: ProofInterpreter, *axes: Atoms) -> list[int]:
 def _point_map(
     m: ProofInterpreter, axis: _ConvolvedAxis, *, transposed: bool, has_zeros: bool, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
-    """For each place and tap: which point of the input is read, in the field what part of each point (points, places ·
-    taps), and a zero where one may stand (None where none may).
+    """Map each place and tap to the input.
 
     Args:
-        has_zeros: whether a zero may stand there.
+        has_zeros: whether the window may hold a zero.
+
+    Returns:
+        the point of the input read in floats, (places · taps,); the share of each point in the field, (points, places ·
+        taps), None without a field; and 0 where a zero may be, else 1, (places · taps,), None without zeros.
     """
     counts = _count_points(m, axis.source, axis.places, axis.tap)
     reads = counts[1] * counts[2]
@@ -218,7 +239,7 @@ def _point_map(
     real = None
     if has_zeros:
         real = np.ones(reads)
-        # not at an end, where a NaN is put
+        # Not at an end: NaNs are placed there.
         real[reads // 2 if reads > 2 else 0] = 0.0
     if m.gf is None or not exactly:
         return index, None, real
@@ -231,8 +252,11 @@ def _point_map(
 
 
 def _shuffled_points(points: int, reads: int, key: tuple[Any, ...]) -> Array:
-    """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for
-    other attributes."""
+    """Choose the point that each read takes in floats.
+
+    All points are used. The first and the last read take the first and the last point. Other attributes give another
+    order.
+    """
     rng = np.random.default_rng([53, zlib.crc32(repr(key).encode())])
     index = rng.permutation(np.resize(np.arange(points), reads))
     index[0], index[-1] = 0, points - 1
@@ -240,8 +264,10 @@ def _shuffled_points(points: int, reads: int, key: tuple[Any, ...]) -> Array:
 
 
 def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> Array:
-    """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of
-    it."""
+    """Choose one point for all taps of a place, shifted along the axis.
+
+    Turn 1 shifts by one point; other turns shift by a hash of the attributes.
+    """
     points, places, taps = counts
     if turn == 1:
         further = 1
@@ -253,8 +279,10 @@ def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> A
 def _displacement_map(
     m: ProofInterpreter, axis: _ConvolvedAxis, *, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
-    """As `_point_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
-    `normdeploy.rewriting.branch_expressions`)."""
+    """Map places as `_point_map` does, with one map per displacement that all convolutions share.
+
+    The lemma is in `normdeploy.rewriting.branch_expressions`.
+    """
     points, outputs = _count_points(m, axis.source, axis.places)
     stride, dilation, _, begin, *_ = axis.attributes
     taps = axis.kernel.constant_value
@@ -283,7 +311,7 @@ def _displacement_map(
                 if inside:
                     one[-1] = (1 - one[:-1].sum(axis=0)) % m.gf.p
             exact.append(one)
-    # (places, taps)
+    # Each array is (places, taps).
     laid = [np.stack(parts, axis=-1) for parts in (index, real)]
     if exact:
         whole = np.stack(exact, axis=-1).reshape(points, -1)
@@ -307,14 +335,16 @@ def _auto_pad(attrs: Attrs) -> str:
 
 
 def _reaches_padding(attrs: Attrs, i: int, rank: int) -> bool:
-    """Whether the kernel may reach beyond the input along an axis."""
+    """Return True if the kernel may reach beyond the input along an axis."""
     pads = attrs.get("pads") or [0] * (2 * rank)
     return bool(pads[i] or pads[i + rank]) or _auto_pad(attrs) in ("SAME_UPPER", "SAME_LOWER")
 
 
 def _output_length(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
-    """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no
-    polynomial."""
+    """Compute the length of the output along an axis.
+
+    A length that is not a polynomial is an opaque symbol, the same for the same attributes.
+    """
     stride, dilation, extra, begin, end, auto, given = _tap_attributes(attrs, i, rank)
     span = (k - 1) * dilation + 1
     if auto == "NOTSET" or (auto == "VALID" and not begin and not end):

@@ -1,8 +1,9 @@
-"""How many places of an atom a monomial speaks of at most: what says how many points show an identity
-(docs/certificates.md, few points).
+"""Count how many places of an atom a monomial names at most, which gives the number of points for a proof.
 
-Two counts bound it. Factors: each names the places of its element, those of the result included. Sums: each speaks of
-one place; what is no sum speaks of the result's own places, which are parameters.
+docs/certificates.md has the lemma (few points). Two counts bound the number of places:
+
+- Factors: each factor names the places of its element, including those of the result.
+- Sums: each sum names one place. A factor outside all sums names only the result's own places, which are parameters.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 
 from ..graphs.symbolic_sizes import Size
 
-# in the numerator and in the denominator
+# Counts in the numerator and in the denominator
 Pair = tuple[int, int]
-# the key of the factors, whichever atoms they have places of
+# Key of all factors, regardless of their atoms
 ALL = None
-# an atom: factors that have a place in it; a pair: sums over it
+# An atom: factors with a place in it; a pair: sums over it
 Key = Size | tuple[str, Size] | None
 
 _NONE: Pair = (0, 0)
@@ -25,24 +26,39 @@ _NONE: Pair = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """Counts by atom, and for any atom. Multiplied out, a sum over an atom names one of its places."""
+    """Degree by atom and in total, for numerator and denominator.
+
+    When multiplied out, a sum over an atom names one of its places.
+    """
 
     counts: Mapping[Key, Pair]
 
     @staticmethod
     def of_element(atoms: Iterable[Size]) -> Degree:
-        """Of an element that has a place in each of these atoms: one of S×S names two of S."""
+        """Count one element that has a place in each of these atoms.
+
+        Returns:
+            the degree; an element of S×S names two places of S.
+        """
         named = Counter(atoms)
         return Degree({ALL: (max(named.values(), default=1), 0), **{atom: (n, 0) for atom, n in named.items()}})
 
     @staticmethod
     def of_sums(atoms: Iterable[Size]) -> Degree:
-        """Of sums over these atoms, what is summed not counted."""
+        """Count sums over these atoms without the terms that they sum.
+
+        Returns:
+            the degree, under the keys of sums.
+        """
         return Degree({_sum_key(atom): (n, 0) for atom, n in Counter(atoms).items()})
 
     @staticmethod
     def of_each(axes: Iterable[Iterable[Size]]) -> Degree:
-        """Of a product of elements, one for each axis, that have a place in each atom of it."""
+        """Count a product of one element per axis, with a place in each atom of its axis.
+
+        Returns:
+            the degree of the product.
+        """
         made = ZERO
         for axis in axes:
             made = made.times(Degree.of_element(axis))
@@ -53,63 +69,115 @@ class Degree:
         return Degree({k: by(*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys})
 
     def times(self, other: Degree) -> Degree:
+        """Multiply.
+
+        Returns:
+            the degree of the product of two values.
+        """
         return self._combine(other, lambda n, d, m, e: (n + m, d + e))
 
     def plus(self, other: Degree) -> Degree:
-        """n/d + m/e = (n·e + m·d)/(d·e)."""
+        """Add: n/d + m/e = (n·e + m·d)/(d·e).
+
+        Returns:
+            the degree of the sum of two values.
+        """
         return self._combine(other, lambda n, d, m, e: (max(n + e, m + d), d + e))
 
     def repeat_sum(self, times: int) -> Degree:
-        """Of a sum of so many of it, each with a denominator of its own: n/d + … + n′/d′."""
+        """Add ``times`` copies, each with its own denominator: n/d + … + n′/d′.
+
+        Returns:
+            the degree of that sum.
+        """
         return Degree({k: (n + (times - 1) * d, times * d) for k, (n, d) in self.counts.items()})
 
     def sum_over(self, atoms: Iterable[Size]) -> Degree:
-        """Of a sum over these atoms: what stands in an element's own denominator names its places as well."""
+        """Sum over these atoms; an element's own denominator names its places too.
+
+        Returns:
+            the degree of the sum.
+        """
         named = Counter(atoms)
         inner = {k: (n + d, d) if k is ALL or k in named else (n, d) for k, (n, d) in self.counts.items()}
         return Degree(inner).times(Degree({_sum_key(atom): (n, 0) for atom, n in named.items()}))
 
     def with_places_in(self, atoms: Iterable[Size]) -> Degree:
-        """Of an element that varies along these atoms and is one factor from here on: of a_i + a_j as of S×S."""
+        """Treat an element that varies along these atoms as one factor from here on.
+
+        Returns:
+            a degree that names at least one place per atom; a_i + a_j counts as an element of S×S.
+        """
         least: dict[Key, int] = dict(Counter(atoms))
         least[ALL] = max(least.values(), default=0)
         return self._combine(Degree({k: (n, 0) for k, n in least.items()}), lambda n, d, m, _: (max(n, m), d))
 
     @property
     def has_denominator(self) -> bool:
+        """Return True if the denominator names any place."""
         return any(d for _, d in self.counts.values())
 
     @property
     def has_sums(self) -> bool:
-        """Whether it holds sums, those of gathers too."""
+        """Return True if the value holds sums, including those of gathers."""
         return any(isinstance(k, tuple) and any(pair) for k, pair in self.counts.items())
 
     def union(self, other: Degree) -> Degree:
-        """Of what is the one at some places and the other at others."""
+        """Combine the degrees of two values that are concatenated.
+
+        Returns:
+            the larger count of both, for numerator and denominator.
+        """
         return self._combine(other, lambda n, d, m, e: (max(n, m), max(d, e)))
 
     def inverse(self) -> Degree:
+        """Swap numerator and denominator.
+
+        Returns:
+            the degree of 1/x.
+        """
         return Degree({k: (d, n) for k, (n, d) in self.counts.items()})
 
     def root(self) -> Degree:
-        """√(n/d) = √(n·d)/d; a root counts for one at least."""
+        """Take a root: √(n/d) = √(n·d)/d. A root counts for at least one place.
+
+        Returns:
+            the degree of the root.
+        """
         return Degree({k: ((n + d + 1) // 2, d) for k, (n, d) in self.counts.items()})
 
     def of_unknown_function(self) -> Degree:
-        """Of an unknown function of it."""
+        """Apply an unknown function.
+
+        Returns:
+            a degree without denominator and without sums; each count is at least 1.
+        """
         return Degree(
             {k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items() if not isinstance(k, tuple)}
         )
 
     def total_counts(self) -> dict[Key, int]:
-        """Numerator and denominator together."""
+        """Add the counts of numerator and denominator.
+
+        Returns:
+            one count per key.
+        """
         return {k: n + d for k, (n, d) in self.counts.items()}
 
     def larger_counts(self) -> dict[Key, int]:
+        """Take the larger count of numerator and denominator.
+
+        Returns:
+            one count per key.
+        """
         return {k: max(pair) for k, pair in self.counts.items()}
 
     def cross_multiply(self, other: Degree) -> dict[Key, int]:
-        """Of n/d = m/e, multiplied crosswise."""
+        """Multiply n/d = m/e crosswise.
+
+        Returns:
+            the larger count of n·e and m·d per key.
+        """
         return {k: max(n + e, m + d) for k, (n, d, m, e) in self._paired_counts(other).items()}
 
     def _paired_counts(self, other: Degree) -> dict[Key, tuple[int, int, int, int]]:
@@ -125,7 +193,14 @@ def _sum_key(atom: Size) -> tuple[str, Size]:
 
 
 def places_named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
-    """Places of an atom that a monomial speaks of; ``by_sums``: sums may be counted, too."""
+    """Count the places of an atom that a monomial names.
+
+    Args:
+        by_sums: sums bound the count too.
+
+    Returns:
+        the number of factors, or the smaller of factors and sums.
+    """
     factors = counts.get(atom, 0)
     if by_sums:
         return min(factors, counts.get(_sum_key(atom), 0))
@@ -133,8 +208,18 @@ def places_named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
 
 
 def scale_counts(counts: Mapping[Key, int], factor: int) -> dict[Key, int]:
+    """Multiply all counts by ``factor``.
+
+    Returns:
+        a new mapping.
+    """
     return {k: factor * n for k, n in counts.items()}
 
 
 def add_counts(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    """Add the counts of two mappings.
+
+    Returns:
+        a new mapping with the keys of both.
+    """
     return {k: one.get(k, 0) + other.get(k, 0) for k in one.keys() | other.keys()}

@@ -1,4 +1,4 @@
-"""The two sides of a rewrite as functions of the same leaves, whatever they are made of."""
+"""Describe the two sides of a rewrite as functions of the same leaves, independent of their origin."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ from .sampler import StoredConstant
 
 @dataclass(frozen=True)
 class Equivalence:
-    """``before`` and ``after`` compute as many results of leaves of the given shapes.
+    """Claim that ``before`` and ``after`` compute the same results from leaves of the given shapes.
 
-    ``at``: both sides in float64 at given sizes, each leaf full of a number or, where that is NaN, normal; None where
-    it can't be said.
-    ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a
-    fold.
-    ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations.
-    ``partly_hidden``: leaves, by their numbers, of which whoever proposes has shown that no row is -Inf throughout.
-    ``named``: lengths of axes that may stand for any. ``work``: what all attempts to prove it have taken.
+    Attributes:
+        shapes: shape of each leaf.
+        before: function of the nodes before the rewrite.
+        after: function of the nodes after it; as many results.
+        culprit: name of the tensor to report if the proof fails.
+        at: runs both sides in float64 at given sizes. Each leaf is filled with a number, or with normal samples if the
+            number is NaN. Returns None if a side cannot be run.
+        graph: graph that holds the nodes after the rewrite, to read their constants and epsilons.
+        nodes: the nodes after the rewrite.
+        expressions: the computed constants of a fold.
+        named: lengths of axes that may be arbitrary, with their symbols.
+        partly_hidden: numbers of the leaves for which the proposal shows that no row is entirely -Inf.
+        held: constants already read, by the ids of their tensors; each is read once for all evaluations.
+        work: operations spent on all attempts at this proof.
     """
 
     shapes: tuple[tuple[Size, ...], ...]
@@ -48,19 +55,39 @@ class Equivalence:
     work: OperationBudget = field(default_factory=OperationBudget, repr=False, compare=False)
 
     def of_any_length(self) -> Equivalence:
-        """With the sizes of ``named`` in the shapes of the leaves."""
+        """Replace the lengths in ``named`` by their symbols in the shapes of the leaves.
+
+        Returns:
+            a copy of this equivalence.
+        """
         plan = AxisPlan(named=self.named)
         return replace(self, shapes=tuple(map(plan.shape_of_file, self.shapes)))
 
     def after_constants(self) -> list[gs.Constant]:
-        """Those that the nodes after read."""
+        """List the constants that the nodes after the rewrite read.
+
+        Returns:
+            each constant once.
+        """
         return list({id(t): t for n in self.nodes for t in n.inputs if isinstance(t, gs.Constant)}.values())
 
 
 def equivalence_of_regions(
     before: Sequence[Region], after: Sequence[Region], expressions: ComputedConstants | None = None
 ) -> Equivalence:
-    """Regions of one graph with the same leaves, one for each result."""
+    """Build the equivalence of regions of one graph that share their leaves.
+
+    Args:
+        before: one region per result.
+        after: as many regions.
+        expressions: the computed constants of a fold.
+
+    Returns:
+        the equivalence; without ``at`` if ``expressions`` restates the function.
+
+    Raises:
+        NotProved: a leaf is not floating-point, or its rank is unknown.
+    """
     first = before[0]
     graph = first.graph
     shapes = []

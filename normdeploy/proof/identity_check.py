@@ -1,5 +1,8 @@
-"""Both sides of a proof, evaluated at random points of a random prime field until every root is at hand, and compared;
-in floats before that, which shows how the axes are cut."""
+"""Evaluate both sides of a proof at random points of a random prime field and compare them.
+
+Points are redrawn until every root exists in the field. An evaluation in floats comes first and shows how the axes are
+cut.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,38 @@ from .proof_errors import EpsilonMismatch, NewPrimeNeeded, NotProved, ProofFailu
 from .resampling import redraw_elements
 from .value import Value
 
-# evaluations that one proof may begin
+# Maximum number of evaluations that one proof may start
 _BEGINNINGS = 500
-# bits of the error probability of an exact certificate
+# Bits of the error probability of an exact certificate
 PROMISED = 80
-# of each identity: a certificate may hold several
+# Bits of each identity; a certificate may combine several
 ASKED = PROMISED + 16
-# bits of a prime
+# Maximum bits of a prime
 LONGEST = 4096
 _PRIMES = 12
-# evaluations in which a radicand may be a square every time
+# Evaluations after which a radicand that was always a square is refused
 _UNSEEN = 60
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file
-    rounded.
+    """Result of a successful proof: both sides are one function.
 
-    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for
-    all sides that differ in the elements of larger constants alone; what these hold `checked` looks at.
+    It holds for all sides that differ only in the elements of larger constants; `check_stored_constants` compares those
+    elements.
+
+    Attributes:
+        points: number of compared elements.
+        degree: largest degree of the compared identities, in places of atoms.
+        parameters: True if both sides agree up to a scale and shift per element, which the file stores rounded.
+        epsilons: exact epsilon by the index of the node in ``Equivalence.nodes``.
+        plan: layout of the axes.
+        gains: True if an infinite input gives NaN after the rewrite and a number before it.
+        read: constants that were read as the fractions that they round (`proof.rational_reconstruction`).
+        roots: number of root elements per input. Each doubles the degree of the tested polynomial and halves the inputs
+            at which all roots exist.
+        zeros: sizes that both sides divide by and that may be zero.
+        length: bits of the prime.
     """
 
     points: int
@@ -51,40 +66,45 @@ class Identity:
     parameters: bool
     epsilons: dict[int, float]
     plan: AxisPlan = field(compare=False)
-    # an infinite input gives NaN where it gave a number before
     gains: bool = False
-    # constants that were read as the fractions they are roundings of (`proof.rational_reconstruction`)
     read: tuple[tuple[float, str], ...] = ()
-    # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
     roots: int = 0
-    # sizes that both divide by and that may be zero
     zeros: tuple[Size, ...] = ()
-    # of the prime, in bits
     length: int = BITS
 
     @property
     def security_bits(self) -> int:
-        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and
-        parameters too) being less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
+        """Return the b for which the error probability is at most 2^-b.
+
+        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters
+        and is less than 2^16 times the counted degree. The choice of p adds less than that (docs/certificates.md).
+        """
         return max(self.length - self.lost_bits, 0)
 
     @property
     def lost_bits(self) -> int:
-        """Bits of the prime that go to roots and degree."""
+        """Return the bits of the prime that roots and degree use up."""
         return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
 
 
 def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], length: int = BITS) -> Identity:
-    """Evaluate both until every root is at hand, and compare.
+    """Evaluate both sides until every root exists in the field, and compare them.
 
     Args:
-        counts: of which constants are read as fractions.
-        length: of the prime, in bits.
+        plan: layout of the axes; it may grow.
+        counts: element counts; constants made of them are read as fractions. Empty for none.
+        length: bits of the prime.
+
+    Returns:
+        the identity.
+
+    Raises:
+        NotProved: the sides differ, or no points were found at which all roots exist.
     """
     number = 0
     draws = replace(_fresh_draws(counts=counts), length=length, held=sides.held, work=sides.work)
     unseen = 0
-    # About length/20 candidates are no multiples of small primes until one is a prime; each is tried by a power.
+    # About length/20 candidates without small factors are tested before one is prime. Each test is a power.
     sides.work.count_roots(length // 20, length)
     for _ in range(_BEGINNINGS):
         m = ProofInterpreter(plan, draws, field_number(number, length))
@@ -123,10 +143,18 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
 
 
 def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
-    """What floats alone show, for a tenth of the time: how axes are cut, which are summed over, of which degree all is.
+    """Evaluate in floats only, in a tenth of the time, to learn the layout of the axes.
+
+    It shows how axes are cut, which axes are summed over, and the degree of the identity.
+
+    Args:
+        plan: gets the layout.
 
     Returns:
-        the bits of a prime that the roots leave enough of (`Identity.lost`).
+        the bits of a prime that is long enough for the number of roots (`Identity.lost_bits`).
+
+    Raises:
+        NotProved: an input has more than `LONGEST` roots, or the proof is too large.
     """
     plan.learning, rooted = True, dict[Atoms, bool]()
     for _ in range(_BEGINNINGS):
@@ -139,7 +167,7 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
         except RestartEvaluation:
             continue
         except NotProved:
-            # with the lengths it may be proved
+            # It may be provable with the file's lengths.
             if plan.named:
                 raise
         rooted = m.rooted
@@ -149,18 +177,27 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
     if roots > LONGEST:
         raise NotProved(
             ProofFailure.LIMIT,
-            f"too large: it takes {roots:,} roots of each input, and {LONGEST // 2:,} are followed at most",
+            f"too large: it takes {roots:,} roots of each input, and {LONGEST:,} are followed at most",
         )
-    # 8: a degree of up to 256
+    # 8 bits: a degree of up to 256.
     length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)
-    # Before a long prime is looked for, which takes as long as the roots themselves.
+    # Refuse too large a proof before the search for a long prime, which takes as long as the roots themselves.
     OperationBudget(sides.work.spent).count_roots(DRAWS * roots, length)
     return length
 
 
 def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDraws | None:
-    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of
-    roots."""
+    """Prepare one more evaluation if the result needs it.
+
+    A scale, shift or epsilon must not depend on sizes, so it is computed again at other sizes. Roots of unknown
+    constants are tried with the other sign.
+
+    Returns:
+        the draws of the next evaluation; None if no further one is needed.
+
+    Raises:
+        NotProved: a scale, shift or epsilon depends on a size.
+    """
     sizes = bool(proof.parameters or proof.epsilons) and len(draws.affine) == 1
     if len(draws.affine) == 2:
         for one, other in zip(*draws.affine, strict=True):
@@ -168,7 +205,7 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
                 one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
             ):
                 raise NotProved(ProofFailure.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
-        # looked at
+        # The sizes were compared.
         draws.affine = [None]
     if sizes:
         draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
@@ -184,7 +221,7 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
 def _fresh_draws(
     old: RandomDraws | None = None, epsilons: bool = False, counts: frozenset[int] = frozenset()
 ) -> RandomDraws:
-    """New random elements; the file's constants and, in the same field, the epsilons stay."""
+    """Start new random elements. The file's constants stay and, if ``epsilons``, the epsilons of the same field."""
     draws = RandomDraws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
     if old is not None:
         draws.held = old.held
@@ -199,8 +236,10 @@ def _fresh_draws(
 
 
 def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
-    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn
-    again."""
+    """Draw the leaves, and set a fold's exact constants in ``m.given``.
+
+    The constants come first, because they may have to be drawn again.
+    """
 
     def drawn_leaves() -> list[Value]:
         return [m.make_leaf(i, shape, partial(_leaf_floats, i)) for i, shape in enumerate(sides.shapes)]
@@ -209,13 +248,22 @@ def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
         try:
             m.given = sides.expressions.evaluate_constants(m, sides.graph)
         except NotProved:
-            # which may show how an axis is cut
+            # This evaluation may show how an axis is cut.
             sides.before(m, drawn_leaves())
             raise
     return drawn_leaves()
 
 
 def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
+    """Evaluate both sides once and compare their results.
+
+    Returns:
+        the identity that this evaluation shows.
+
+    Raises:
+        NotProved: the sides differ, or divide by different sizes or deviations that may be zero.
+        EpsilonMismatch: the radicands agree up to an epsilon.
+    """
     leaves = _draw_leaves(m, sides)
     new = sides.after(m, leaves)
     zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
@@ -256,16 +304,23 @@ def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
 
 
 def _leaf_floats(leaf: int, counts: tuple[int, ...]) -> Any:
-    """Normal, and in the last draw zero, where an epsilon shows as it is."""
+    """Draw normal samples. The last draw is zero, which shows an epsilon as it is."""
     x = np.random.default_rng(41 + leaf).standard_normal((DRAWS, *counts))
     x[-1] = 0.0
     return x
 
 
 def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool) -> tuple[int, int, Any]:
-    """(points, degree, the scale and shift of each element where they are equal up to these).
+    """Compare one result of both sides.
 
-    ``computed``: after holds numbers that were rounded.
+    Args:
+        computed: the nodes after the rewrite hold rounded numbers.
+
+    Returns:
+        number of points, degree, and the scale and shift of each element; None for the latter if both are equal.
+
+    Raises:
+        NotProved: shapes or values differ.
     """
     if old.shape != new.shape:
         raise NotProved(
@@ -295,8 +350,10 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
 
 
 def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
-    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others
-    agree."""
+    """Compute A and B of before = A·after + B at each element, the same for all inputs.
+
+    Two draws fix A and B; the other draws must agree.
+    """
     a, b = np.broadcast_arrays(a, b)
     if a.shape[0] < 4:
         raise NotProved(ProofFailure.DIFFERS, "it computes something else")
@@ -305,7 +362,7 @@ def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
     if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
         raise NotProved(ProofFailure.DIFFERS, "it computes something else")
     scale = PrimeField(p).inverse(da[0]) * db[0] % p
-    # where gamma is zero both are a shift
+    # If gamma is zero, both sides are a shift.
     scale[da[0] == 0] = 1
     return scale, (b[0] - scale * a[0]) % p
 

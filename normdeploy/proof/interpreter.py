@@ -1,8 +1,7 @@
-"""One evaluation of a piece of a graph: in the field, and beside it in floats.
+"""Evaluate a region once in the field and, in parallel, in floats.
 
-The ops stand in `normdeploy.proof.op_definitions`; they are made of arithmetic and sums
-(`normdeploy.proof.arithmetic`), and of the roots here, each with the premises of the theorem (docs/certificates.md)
-checked where it is used.
+`normdeploy.proof.op_definitions` defines the ops. They consist of arithmetic, sums (`normdeploy.proof.arithmetic`) and
+the roots in this module. Each step checks its premise of the theorem (docs/certificates.md).
 """
 
 from __future__ import annotations
@@ -27,35 +26,41 @@ __all__ = ["DRAWS", "ProofInterpreter", "RandomDraws", "StoredConstant"]
 
 
 class ProofInterpreter(Arithmetic):
-    """Evaluates ops on `Value`s. Without a field only the floats are computed, and no premise is checked."""
+    """Evaluate ops on `Value`s. Without a field, only floats are computed and no premise is checked.
+
+    Attributes:
+        generators: rational constants with irrational roots, and these roots in the field.
+        unknown: constants of large height, which `PrimeField.to_rational` cannot recover, with their roots.
+        others: radicands that differ from known ones only in epsilon.
+        gathered: gathered inputs of convolutions (`proof.convolutions`).
+        node: id of the node under evaluation.
+        given: exact values of the constants after a fold, by their ids.
+        epsilons: epsilons by the ids of their nodes.
+        rooted: atoms along which radicands vary; True if such a radicand holds sums.
+        divisors: divisors of the form √V + ε.
+    """
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         super().__init__(plan, draws, gf, real)
-        # constants whose roots are no rationals, and these roots
         self.generators: list[tuple[Fraction, int]] = []
-        # constants that are no small fractions, and their roots
         self.unknown: dict[int, int] = {}
-        # of radicands that differ from the known ones in epsilon alone
         self.others: list[EpsilonMismatch] = []
-        # what convolutions read (`proof.convolutions`)
         self.gathered: dict[Any, tuple[Value, int, Value]] = {}
-        # id of the node that is evaluated
         self.node = 0
-        # what constants after are proved to be, by their ids
         self.given: dict[int, Value] = {}
-        # of nodes, by their ids
         self.epsilons: dict[int, Value] = {}
-        # along which atoms what roots were taken of varies, and whether it holds sums
         self.rooted: dict[Atoms, bool] = {}
-        # √V + ε
         self.divisors: list[Radicand] = []
 
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
-        """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are
-        read."""
-        if isinstance(stored, StoredConstant):
-            stored = stored
-        else:
+        """Evaluate a constant as `Sampler.constant` does, but read roundings as fractions.
+
+        If ``draws.counts`` is set, a number that rounds a fraction of counts is read as that fraction.
+
+        Returns:
+            the value.
+        """
+        if not isinstance(stored, StoredConstant):
             stored = StoredConstant(stored)
         if self.draws.counts and stored.finite and stored.uniform and stored.array.size <= rational_reconstruction.FEW:
             number = stored.first_element()
@@ -67,7 +72,7 @@ class ProofInterpreter(Arithmetic):
         return super().constant(stored, narrow)
 
     def _read_rational(self, axes: Axes, number: float, reading: rational_reconstruction.RationalReading) -> Value:
-        """A constant as what it is the rounding of."""
+        """Build the value of a constant that rounds a fraction or a root of one."""
         self.draws.read[number] = str(reading)
         one = self.number(reading.square if reading.root else reading.fraction)
         if reading.root:
@@ -85,8 +90,11 @@ class ProofInterpreter(Arithmetic):
         )
 
     def exact_epsilon(self, given: float) -> Value:
-        """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to
-        have."""
+        """Evaluate the epsilon of the current node.
+
+        Returns:
+            ``given``, or the exact epsilon that the nodes before the rewrite were found to have.
+        """
         residue, value = self.draws.epsilons.get(self.node, (None, given))
         e = self.number(value)
         if residue is not None and self.gf is not None:
@@ -95,7 +103,14 @@ class ProofInterpreter(Arithmetic):
         return e
 
     def inverse(self, y: Value) -> Value:
-        """As `Arithmetic.inverse`; of √V + ε the exact epsilon is asked for, as of the radicand V + ε."""
+        """Invert as `Arithmetic.inverse` does, and solve a divisor √V + ε for the exact epsilon, like a radicand V + ε.
+
+        Returns:
+            1/y.
+
+        Raises:
+            EpsilonMismatch: the divisor differs from an earlier one only in epsilon.
+        """
         if y.data and y.roots is None and y.a is not None:
             for known in self.divisors:
                 other = self._find_other_epsilon(y, known)
@@ -106,7 +121,16 @@ class ProofInterpreter(Arithmetic):
         return super().inverse(y)
 
     def root(self, t: Value) -> Value:
-        """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
+        """Compute √t of a constant, of a multiple of a known radicand, or of a new radicand that cannot be negative.
+
+        Returns:
+            √t.
+
+        Raises:
+            NotProved: ``t`` may be negative.
+            EpsilonMismatch: ``t`` differs from a known radicand only in epsilon.
+            RedrawRows: some elements have no root in the field.
+        """
         with np.errstate(all="ignore"):
             f = np.sqrt(t.f)
         sign = POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE
@@ -135,21 +159,21 @@ class ProofInterpreter(Arithmetic):
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
-        # 1/(V + ε), and what else is r/W
+        # 1/(V + ε), and r/W in general.
         for radicand in self.radicands:
             ratio = self.constant_product(t, radicand.w)
             if ratio is not None and ratio[1] > 0:
                 factor = self._root_of_constant(*ratio)
                 made.a = self._layout_like(self.inverse(radicand.root), t) * factor % self.gf.p
                 return made
-        # √(1/(V + ε)) too
+        # √(1/(V + ε)) may hide another epsilon too.
         turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]
         other = next(
             (e for r in self.radicands for u in turned if (e := self._find_other_epsilon(u, r)) is not None), None
         )
         if other is not None and other.residue:
             raise other
-        # a root of the variance alone: only one step of several, or an epsilon was lost
+        # A root of the variance alone: one step of several, or an epsilon was lost.
         if other is not None:
             self.others.append(other)
         if t.data and not t.sign:
@@ -166,20 +190,27 @@ class ProofInterpreter(Arithmetic):
         bad = root == -1
         seen = self.draws.seen.setdefault(len(self.radicands), ResidueCharacters())
         if self.radicands or t.drawn is None:
-            # v + c of variables that nothing else has a root of: no product of them is a square
+            # v + c, and nothing else takes a root of these variables: no product of them is a square.
             seen.record_nonsquares(t.a, bad)
         if bad.any():
             raise RedrawRows(bad, t.atoms, t.drawn)
         return root
 
     def _layout_like(self, x: Value, like: Value) -> Array:
-        """The elements of ``x``, which vary as those of ``like``, in its layout."""
+        """Lay out the elements of ``x`` like those of ``like``; both vary along the same axes."""
         assert x.a is not None
         assert like.a is not None
         return x.drop_constant_axes(x.a)[1].reshape(x.a.shape[0], *like.a.shape[1:])
 
     def _find_other_epsilon(self, t: Value, radicand: Radicand) -> EpsilonMismatch | None:
-        """Where t = r·(W − ε) + e with another e than r·ε: e/r in the place of ε."""
+        """Solve t = r·(W − ε) + e for e.
+
+        Returns:
+            the mismatch with epsilon e/r in place of ε; None if ``t`` does not have this form.
+
+        Raises:
+            NotProved: r ≤ 0, or the epsilon is too small beside the variance to be measured.
+        """
         if (
             radicand.epsilon is None
             or radicand.epsilon.a is None
@@ -216,11 +247,11 @@ class ProofInterpreter(Arithmetic):
         return EpsilonMismatch(radicand.node, e * pow(r, -1, p) % p, value)
 
     def _root_of_constant(self, v: int, value: float) -> int:
-        """√v of a positive rational, times powers of sizes.
+        """Compute √v of a positive rational, times powers of sizes.
 
-        Roots of rationals satisfy no relations but those that multiplication of positive roots gives (Besicovitch,
-        1940): √a·√b is rational where a·b is a square. So a rational root is that rational, one that belongs to another
-        is made of it, and any further one may have either sign.
+        Roots of rationals satisfy only the relations that multiplication of positive roots gives (Besicovitch, 1940):
+        √a·√b is rational if a·b is a square. So a rational root is that rational, a root related to a known one is
+        computed from it, and any further root may have either sign.
         """
         assert self.gf is not None
         if value < 0:
@@ -235,7 +266,10 @@ class ProofInterpreter(Arithmetic):
         return self._root_of_unknown(v)
 
     def _root_of_unknown(self, v: int) -> int:
-        """√v of a constant that is no small fraction: either root, and what is proved has to hold for both."""
+        """Compute √v of a constant of large height.
+
+        Either root may be taken, and the proof has to hold for both.
+        """
         assert self.gf is not None
         if not self.unknown.keys() <= {v}:
             raise NotProved(ProofFailure.LIMIT, "it takes the roots of several constants that are no fractions")
@@ -246,8 +280,10 @@ class ProofInterpreter(Arithmetic):
         return self.unknown[v]
 
     def _size_powers(self) -> list[tuple[int, float, int]]:
-        """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1
-        first."""
+        """List (n^e in the field, n^e as a float, its root in the field), 1 first.
+
+        n^e runs over products of powers of up to two of the sizes in use.
+        """
         assert self.gf is not None
         p = self.gf.p
         powers = [(1, 1.0, 1)]
@@ -269,7 +305,7 @@ class ProofInterpreter(Arithmetic):
             product = q * known
             a = math.isqrt(product.numerator)
             b = math.isqrt(product.denominator)
-            # √q = √(q·known)/√known
+            # √q = √(q·known)/√known.
             if a * a == product.numerator and b * b == product.denominator:
                 return self.gf.from_fraction(Fraction(a, b)) * pow(root, -1, self.gf.p) % self.gf.p
         if len(self.generators) >= 3:
@@ -282,7 +318,14 @@ class ProofInterpreter(Arithmetic):
         return root
 
     def power(self, x: Value, q: Fraction) -> Value:
-        """x^q for whole and half q."""
+        """Compute x^q for integers and half-integers q.
+
+        Returns:
+            the power; its floats are computed directly.
+
+        Raises:
+            NotProved: q is 0, beyond ±16, or of another denominator.
+        """
         if q.denominator not in (1, 2) or abs(q) > 16:
             raise NotProved(ProofFailure.OP, f"Pow by {float(q):g}, which is no whole or half number")
         if q == 0:

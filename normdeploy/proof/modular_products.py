@@ -1,9 +1,8 @@
-"""Sums of products in the field, by the machine's own multiplications.
+"""Compute sums of products in the field with machine multiplications.
 
-An element of 160 bits is ten digits of 16 bits; digits multiply and add up in float64 without a rounding as long as
-fewer than 2^20 products are added (2^32 · 2^20 < 2^53). So a product of matrices over the field is one product of
-matrices of floats a hundred times as large, and carries: several times as fast as Python's integers one by one.
-Convolutions are what needs it.
+An element of 160 bits is ten digits of 16 bits. Digits multiply and add in float64 without rounding if fewer than 2^20
+products are added (2^32 · 2^20 < 2^53). So a matrix product over the field is one float matrix product a hundred times
+as large, plus carries. This is several times as fast as Python integers one by one; convolutions need it.
 """
 
 from __future__ import annotations
@@ -16,26 +15,33 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# bits
+# Bits of a digit
 _DIGIT = 16
-# products added
+# Maximum number of products in one sum
 _LONGEST = 2**20
-# bits of a prime: digits cost their square, beyond this Python's integers cost less
+# Widest prime in bits for digits. Their cost grows with the square of the width, and Python integers are faster beyond
+# this.
 _WIDEST = 512
-# multiplications that are not worth it
+# Number of multiplications below which digits do not pay off
 _FEW = 2000
-# products of floats, from which on looking for a NaN and laying out costs little
+# Number of float products above which a check for NaN and a new layout cost little
 _MANY = 2**24
-# floats at a time
+# Floats held at a time
 _HELD = 2**21
 
 
 def contract(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
-    """Σ a·b over ``slots``, of arrays that broadcast to each other; these axes keep a length of 1. Modulo ``p`` where
-    it is given.
+    """Compute Σ a·b over ``slots`` of arrays that broadcast to each other.
 
-    Floats are multiplied and added one by one: a NaN or an Inf must come through as in the sum of the products. BLAS
-    does it where there are none, and many products.
+    Floats are multiplied and added one by one, so that NaN and Inf propagate as in the sum of the products. BLAS is
+    used for many products of finite arrays only.
+
+    Args:
+        slots: axes to sum over.
+        p: modulus; 0 for floats.
+
+    Returns:
+        the sums; the summed axes keep length 1.
     """
     lengths = [max(n, m) for n, m in zip(a.shape, b.shape, strict=True)]
     batch = [i for i, n in enumerate(lengths) if i not in slots and a.shape[i] == b.shape[i] == n > 1]
@@ -62,12 +68,17 @@ def contract(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
 
 
 def _restore_axis_order(made: Array, lengths: list[int], order: list[int], shape: list[int]) -> Array:
-    """Products, their axes in ``order``, in the order of the arrays that were multiplied."""
+    """Reorder the axes of products from ``order`` to the order of the factors."""
     whole = made.reshape([lengths[i] for i in order])
     return whole.transpose([order.index(i) for i in sorted(order)]).reshape(shape)
 
 
 def uses_blas(a: Array, b: Array, lengths: Sequence[int]) -> bool:
+    """Return True if BLAS multiplies these float arrays: float64, all finite, and more than `_MANY` products.
+
+    Returns:
+        False for residues.
+    """
     return (
         a.dtype == b.dtype == np.float64
         and math.prod(lengths) > _MANY
@@ -84,7 +95,7 @@ def _drop_unit_axes(a: Array) -> Array:
 
 
 def _group_axes(a: Array, lengths: list[int], *groups: list[int]) -> Array:
-    """The array with one axis for each group of its axes; those that are in none have a length of 1."""
+    """Merge each group of axes into one axis. Axes in no group have length 1."""
     order = [i for group in groups for i in group]
     full = np.broadcast_to(a, [lengths[i] if i in order else 1 for i in range(a.ndim)])
     turned = full.transpose([*order, *(i for i in range(a.ndim) if i not in order)])
@@ -92,7 +103,11 @@ def _group_axes(a: Array, lengths: list[int], *groups: list[int]) -> Array:
 
 
 def modular_matmul(a: Array, b: Array, p: int) -> Array:
-    """The product of two matrices of integers modulo ``p``."""
+    """Multiply two matrices of integers modulo ``p``.
+
+    Returns:
+        an array of dtype object, (rows of a, columns of b).
+    """
     (rows, inner), columns = a.shape, b.shape[1]
     digits = -(-p.bit_length() // _DIGIT)
     if rows * inner * columns < _FEW or inner >= _LONGEST or p.bit_length() > _WIDEST:
@@ -101,11 +116,11 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
     out = np.empty((rows, columns), dtype=object)
     step = max(1, _HELD // (columns * digits * digits))
     for i in range(0, rows, step):
-        # (rows, digits, inner)
+        # Digits of a block of rows: (rows, digits, inner).
         left = _split_digits(a[i : i + step], p, digits).transpose(0, 2, 1)
         n = len(left)
         made = (left.reshape(n * digits, inner) @ right).reshape(n, digits, columns, digits).astype(np.int64)
-        # 3: a sum has at most 57 bits, 41 more than a digit
+        # Three more digits: a sum has at most 57 bits, 41 more than a digit.
         sums = np.zeros((n, columns, 2 * digits + 3), dtype=np.int64)
         for j in range(digits):
             sums[:, :, j : j + digits] += made[:, j]
@@ -115,7 +130,7 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
 
 def _split_digits(a: Array, p: int, digits: int) -> Array:
     flat = a.reshape(-1).tolist()
-    # what a convolution gathers stands there many times
+    # A gathered input repeats elements; convert each once.
     numbers = {id(v): v for v in flat}
     written = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in numbers.items()}
     data = b"".join(map(written.__getitem__, map(id, flat)))
@@ -123,7 +138,7 @@ def _split_digits(a: Array, p: int, digits: int) -> Array:
 
 
 def _join_digits(sums: Array, p: int) -> list[int]:
-    """Carry from digit to digit, and read the numbers."""
+    """Carry from digit to digit, then read the numbers modulo ``p``."""
     carry = np.zeros(sums.shape[:-1], dtype=np.int64)
     digits = np.empty(sums.shape, dtype="<u2")
     for j in range(sums.shape[-1]):

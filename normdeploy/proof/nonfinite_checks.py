@@ -1,9 +1,9 @@
-"""Nothing is hidden: a NaN or Inf that comes out of the nodes before comes out of those after.
+"""Check that no NaN or Inf is hidden: if the nodes before the rewrite return one, the nodes after return one.
 
-All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each
-class of a leaf's (`normdeploy.proof.sample_points`) shows it. What Inf becomes is IEEE's arithmetic (Inf − Inf,
-Inf/Inf, 0·Inf), looked at for one, for two of the same and for two of both signs. Finite inputs, constant rows and
-zeros among them, give finite results after where they did before.
+All ops of the language propagate NaN, so structure alone determines which elements a NaN reaches. One NaN in one place
+of each class of a leaf (`normdeploy.proof.sample_points`) shows it. Inf follows IEEE arithmetic (Inf − Inf, Inf/Inf,
+0·Inf); it is tested with one Inf, with two of one sign and with two of both signs. Finite inputs, including constant
+rows and zeros, must give finite results after the rewrite if they did before.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ from .value import Array
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 
 
-# a name, and (leaf, number, where) of what is put in: at which of the places that `representative_places` names, or,
-# -1,
-# everywhere
+# A name, and (leaf, number, place) for each inserted number. The place is an index into `representative_places`; -1
+# means everywhere.
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
 
 def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = ()) -> list[Pattern]:
-    """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf.
+    """List the tested inputs: finite rows, and NaN and Inf at the representative places of each leaf.
 
-    ``partly_hidden``: leaves that are never -Inf throughout, as `Equivalence` says.
+    Args:
+        places: number of representative places per leaf.
+        partly_hidden: leaves that are never -Inf throughout a row, as in `Equivalence`.
+
+    Returns:
+        the patterns; the first has no inserted number.
     """
     bad = (np.nan, np.inf, -np.inf)
     leaves = range(len(places))
@@ -51,21 +55,24 @@ def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = (
         for i in range(1, places[leaf])
     ]
     rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
-    # A guard may find a whole row of Inf to be constant, and hide what one Inf in it shows.
+    # A guard may find a whole row of Inf constant and so hide the NaN that a single Inf gives.
     every = [(str(b), ((leaf, b, -1),)) for leaf in leaves for b in bad if not (b == -np.inf and leaf in partly_hidden)]
     return [("normal", ()), *rows, *one, *two, *every]
 
 
 def _sample_places(sides: Equivalence, plan: AxisPlan) -> list[list[int]]:
-    """Of each leaf, the places at which it is looked at."""
+    """Return the representative places of each leaf."""
     return [representative_places(plan, [a for size in shape for a in plan.atoms_of(size)]) for shape in sides.shapes]
 
 
 def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
-    """Whether an infinite input gives NaN where it gave a number before.
+    """Check that no NaN or Inf is hidden, and that finite inputs stay finite.
+
+    Returns:
+        True if an infinite input gives NaN after the rewrite and a number before it.
 
     Raises:
-        NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
+        NotProved: a NaN or Inf is lost, or a finite input gives a new one.
     """
     looked = list[Pattern]()
     gains = False
@@ -74,7 +81,7 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
     while looked != (
         wanted := nonfinite_patterns([len(places) for places in _sample_places(sides, plan)], sides.partly_hidden)
     ):
-        # an evaluation may cut axes
+        # An evaluation may cut axes, which changes the places.
         looked = wanted
         arrays = evaluate_in_floats(sides, plan, looked, read=read)
     for old, new in arrays:
@@ -93,16 +100,23 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
                     message = f"NaN on {name} rows is new"
                 raise NotProved(ProofFailure.HIDDEN, message, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
-    # of one convolution: through it, or past it
+    # A NaN reaches an output through convolutions or past them.
     if read and not plan.displaced:
         _check_convolution_paths(sides, plan, [p for p in looked if p[0] == "nan"], 1 if len(read) == 1 else _TURNS)
     return gains
 
 
 def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequence[Pattern], turns: int) -> None:
-    """A NaN comes to an output by way of convolutions or past them, and the taps of one, which reach all of few places,
-    hide what comes by another way. So all taps of one read one place here: further on than that of the output, by a
-    step that other convolutions don't have.
+    """Check paths of a NaN through convolutions and past them.
+
+    The taps of one convolution reach all of a few places and so hide a NaN that arrives by another path. Here all taps
+    of a convolution read one place, shifted from the place of the output. Other convolutions shift by another step.
+
+    Args:
+        turns: number of choices of these steps.
+
+    Raises:
+        NotProved: a NaN is lost.
     """
     for turn in range(1, turns + 1):
         for old, new in evaluate_in_floats(sides, plan, looked, turn=turn):
@@ -112,25 +126,25 @@ def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequenc
                 )
 
 
-# choices of these steps, where there are several convolutions
+# Choices of steps if there are several convolutions
 _TURNS = 8
-# of a size at which a divisor is looked at
+# Largest size at which a zero divisor is tested
 _LARGEST = 4096
-# a constant whose divisors are looked for
+# Largest constant whose divisors are enumerated
 _FACTORED = 2**40
-# choices of sizes
+# Maximum number of choices of sizes to try
 _MOST = 2**16
-# choices of sizes that are looked at
+# Maximum number of choices of sizes to test
 _AT_ONCE = 256
-# of dims that no divisor speaks of; the first two at which all leaves are there
+# Values of dims that appear in no divisor; the first two at which all leaves exist are used
 _OTHERS = (3, 16, 128, 1024)
 
 
 def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
-    """All sizes of 1 and more at which a polynomial is zero; None where they can't be told.
+    """List all sizes of 1 and more at which a polynomial is zero; None if they cannot be found.
 
-    Whole roots of a polynomial in one symbol divide its constant (the rational root theorem); c·s₁^e₁·s₂^e₂ … + d is
-    zero where the product is −d/c.
+    Integer roots of a polynomial in one symbol divide its constant (the rational root theorem). c·s₁^e₁·s₂^e₂ … + d is
+    zero if the product is −d/c.
     """
     if size.terms:
         common = Counter(size.terms[0][0])
@@ -138,7 +152,7 @@ def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
         common = Counter[str]()
     for monomial, _ in size.terms:
         common &= Counter(monomial)
-    # no symbol is zero
+    # No symbol is zero, so the common monomial cancels.
     rest = {tuple((Counter(m) - common).elements()): c for m, c in size.terms}
     size = Size(rest)
     constant = rest.pop((), 0)
@@ -160,7 +174,7 @@ def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
 
 
 def _common_zeros(zeros: Sequence[Size]) -> list[dict[str, int]] | None:
-    """All sizes at which one of them is zero, or several at once; None where they can't be told."""
+    """List all sizes at which one or several of these polynomials are zero; None if they cannot be found."""
     choices: list[dict[str, int]] = [{}]
     for zero in zeros:
         there = _zeros_of_polynomial(zero)
@@ -175,16 +189,18 @@ def _common_zeros(zeros: Sequence[Size]) -> list[dict[str, int]] | None:
 
 
 def _sizes_exist(sides: Equivalence, sizes: Mapping[str, int]) -> bool:
-    """Whether every leaf has a place along each axis; those whose sizes are not all given count as there."""
+    """Return True if every leaf has a place along each axis. Leaves with a missing size count as existing."""
     return all(size.evaluate(sizes) >= 1 for shape in sides.shapes for size in shape if size.symbols() <= sizes.keys())
 
 
 def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
-    """Look at the sizes themselves at which something is zero that both sides divide by: their answers are finite at
-    the same places.
+    """Run both sides at the sizes at which a common divisor is zero: their results must be finite at the same places.
+
+    Args:
+        zeros: sizes that both sides divide by and that may be zero.
 
     Raises:
-        NotProved: they are not, or it can't be seen.
+        NotProved: the results differ, or the sizes cannot be found or run.
     """
     symbols = sorted({s for shape in sides.shapes for size in shape for s in size.symbols()})
     for zero in zeros:
@@ -202,7 +218,7 @@ def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
         )
     for given in there:
         if not _sizes_exist(sides, given):
-            # a leaf of h − 2 places is there for h of 3 and more
+            # A leaf of h − 2 places exists only for h ≥ 3.
             continue
         looked = [sizes for n in _OTHERS if _sizes_exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
         if not looked:
@@ -230,10 +246,17 @@ def evaluate_in_floats(
     turn: int = 0,
     read: set[object] | None = None,
 ) -> list[tuple[Array, Array]]:
-    """Each result of both sides in floats, one draw for each pattern.
+    """Evaluate both sides in floats, with one draw per pattern.
 
-    ``held``: gets the constants read, else ``sides.held`` does. ``turn``: as of `Draws`. ``read``: gets what
-    convolutions read, and how.
+    Args:
+        looked: the patterns.
+        real: float type of the evaluation.
+        held: gets the constants read; None for ``sides.held``.
+        turn: as in `RandomDraws`.
+        read: gets the inputs and attributes of the convolutions, if not None.
+
+    Returns:
+        (before, after) per result; the first axis of each array is the pattern.
     """
     while True:
         read_constants = sides.held if held is None else held
@@ -271,7 +294,7 @@ def _pattern_values(looked: Sequence[Pattern], leaf: int, places: Sequence[int],
     x: Array = rng.uniform(0.5, 1.5, (len(looked), *counts)) * rng.choice([-1.0, 1.0], (len(looked), *counts))
     for n, (_, placed) in enumerate(looked):
         for at, number, place in placed:
-            # everywhere
+            # A negative place means everywhere.
             if at == leaf and place < 0:
                 x[n] = number
             elif at == leaf:

@@ -1,9 +1,10 @@
-"""The ops that a region may hold, each by its definition (https://onnx.ai/onnx/operators) on `Value`s: the closed
-language of proofs.
+"""Define the ops that a region may hold on `Value`s: the closed language of proofs.
 
-Values with elements go through here; whole numbers (shapes, axes) are numpy arrays, of the dtype object where they hold
-`Size`s. An op that is not in the table is a refusal that names it, and so is a form of one that is no algebra. What is
-true by a lemma alone stands in `normdeploy.proof.lemmas`.
+The definitions are ONNX's (https://onnx.ai/onnx/operators).
+
+This module evaluates values with elements. Integers (shapes, axes) are numpy arrays, with dtype object if they hold
+`Size`s. An op that is not in the table is refused by its name, and so is a form of an op that is not algebraic.
+`normdeploy.proof.lemmas` holds the ops that need a lemma.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .interpreter import ProofInterpreter
 from .proof_errors import NotProved, ProofFailure
 from .value import Logarithm, Magnitude, Value, axis_identity
 
-# summands; a norm has two or three
+# Maximum number of summands; a norm has two or three
 _MANY = 64
 Inputs = Sequence[Any]
 Attrs = Mapping[str, Any]
@@ -32,7 +33,14 @@ Op = Callable[[ProofInterpreter, Inputs, Attrs, int, int], Any]
 
 
 def lift_input(m: ProofInterpreter, x: Any) -> Value:
-    """An input as a value; whole numbers become what they count."""
+    """Convert an input to a value; integers become numbers.
+
+    Returns:
+        the value.
+
+    Raises:
+        NotProved: the input is omitted, or is not a tensor of numbers.
+    """
     if isinstance(x, Value):
         return x
     if not isinstance(x, np.ndarray):
@@ -58,6 +66,14 @@ def _sizes_as_value(m: ProofInterpreter, array: np.ndarray) -> Value:
 
 
 def axes_of(x: Value, given: Sequence[int] | None) -> list[int]:
+    """Normalize the axes of a reduction.
+
+    Args:
+        given: axes, possibly negative; None for all axes.
+
+    Returns:
+        sorted axes, non-negative.
+    """
     rank = len(x.axes)
     if given is None:
         return list(range(rank))
@@ -84,7 +100,7 @@ def _binary_op(name: str) -> Op:
 
 
 def _scaled_log(m: ProofInterpreter, name: str, x: Any, y: Any) -> Logarithm:
-    """A logarithm times a number, or divided by one."""
+    """Multiply or divide a logarithm by one number."""
     log, factor = (x, y) if isinstance(x, Logarithm) else (y, x)
     if (
         not isinstance(factor, Value)
@@ -171,7 +187,7 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
         elif size == 0 and not attrs.get("allowzero"):
             sizes.append(shape[i])
         elif size.is_positive or size in x.atoms:
-            # h − 2 of a tensor that has so many places is no size below 1
+            # h − 2 of a tensor with that many places is at least 1.
             sizes.append(size)
         else:
             raise NotProved(ProofFailure.SIZE, f"a Reshape to {size} places")
@@ -226,7 +242,14 @@ def _expand(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
 
 
 def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> Value:
-    """``x`` broadcast with a tensor of the given shape."""
+    """Broadcast ``x`` with a tensor of the given shape.
+
+    Returns:
+        ``x`` along the common axes.
+
+    Raises:
+        NotProved: a size may be zero.
+    """
     rank = max(len(sizes), len(x.axes))
     wanted = [ONE] * (rank - len(sizes)) + list(sizes)
     if not all(s.is_positive for s in wanted):
@@ -241,7 +264,7 @@ def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> 
 
 
 def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    """Parts one behind the other: the points of the whole axis are those of its parts."""
+    """Concatenate values: the points of the joined axis are those of its parts."""
     values = [lift_input(m, x) for x in inputs]
     if len(values) == 1:
         return values[0]
@@ -278,7 +301,7 @@ def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
     made.sums, made.fixed = frozenset().union(*(v.sums for v in values)), fixed_axes(axes, *values)
-    # each part by its own
+    # Each part is divided by its own statistics.
     if any(v.sums and v.degree.has_denominator for v in values):
         made.fixed |= {axis_identity(atom) for atom in axes[axis]}
     return made
@@ -392,7 +415,11 @@ def _einsum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
 
 
 def broadcast_over_channels(m: ProofInterpreter, p: Any, x: Value) -> Value:
-    """A vector over the channels, laid over (N, C, …)."""
+    """Align a vector over the channels with x, (N, C, …).
+
+    Returns:
+        the vector with trailing axes of size 1.
+    """
     v = lift_input(m, p)
     return v.with_axes((*v.axes, *(((),) * (len(x.axes) - 2))))
 

@@ -1,10 +1,10 @@
-"""This project's kernels, each by what it computes, on `Value`s: the file's nodes are proved to be that before a plugin
-takes their place.
+"""Define this project's kernels on `Value`s: the file's nodes are proved to equal these before a plugin replaces them.
 
-The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by. It is made of the
-definitions of the norms (`normdeploy.norms`), and tests/proof/test_plugin_definitions.py compares the two.
-A definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of
-a row, or of a channel, in any shape.
+A kernel is defined by its float64 reference in `normdeploy_plugins`, which its tests compare it with. The definitions
+in this module use the norm definitions (`normdeploy.norms`); tests/proof/test_plugin_definitions.py compares both.
+
+A definition is called with (machine, inputs, attributes) and returns its outputs. Gamma and beta hold one value per
+element of a row, or per channel, in any shape.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ Definition = Callable[[ProofInterpreter, Sequence[Any], Attrs], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class GroupStatistics:
-    """Of what NormStatistics takes the mean and the sum of squares: each of ``groups`` of the axes of ``x`` from
-    ``axis`` on."""
+    """Statistics of NormStatistics: mean and sum of squares of ``x``, from ``axis`` on, in ``groups`` groups.
+
+    Attributes:
+        x: the input.
+        axis: first axis of a row, non-negative.
+        groups: number of groups.
+        channels_last: True if the channels are the last axis.
+    """
 
     x: Value
     axis: int
@@ -39,22 +45,39 @@ class GroupStatistics:
 
 
 class _KernelInterpreter(ValueInterpreter):
-    """Computes with the prover's values as a kernel does: with the epsilon of its node and no other, with parameters of
-    any shape, and with the sum of squares by n − ddof."""
+    """Interpreter that computes as a kernel does.
+
+    It uses the stored epsilon of its node, accepts parameters of any shape, and divides the sum of squares by n − ddof.
+    """
 
     def __init__(self, m: ProofInterpreter, ddof: int = 0) -> None:
         super().__init__(m, opset=21, outputs=1)
         self._ddof = ddof
 
     def make_epsilon(self, value: float, like: Value) -> Value:
+        """Evaluate the stored epsilon.
+
+        Returns:
+            a value without axes.
+        """
         return self.make_scalar(value, like)
 
     def mean_square(self, d: Value, axes: Sequence[int]) -> Value:
+        """Divide the sum of squares by n − ddof.
+
+        Returns:
+            the quotient, with the reduced axes of size 1.
+        """
         m = self._m
         places = [axis % len(d.axes) for axis in axes]
         return m.div(m.sum_over(m.mul(d, d), places), m.sub(m.count(d, places), m.number(self._ddof)))
 
     def reshape_per_channel(self, v: Value, x: Value) -> Value:
+        """Align a parameter of any shape with axis 1 of ``x``.
+
+        Returns:
+            ``v`` as one axis, followed by axes of size 1.
+        """
         return _channel_parameter(v, x)
 
 
@@ -63,13 +86,13 @@ def _channel_parameter(v: Value, x: Value, axis: int = 1) -> Value:
 
 
 def _layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """LayerNorm(x, gamma, beta) = d/√(variance + ε)·gamma + beta."""
+    """Compute LayerNorm(x, gamma, beta) = d/√(variance + ε)·gamma + beta."""
     o = _KernelInterpreter(m, attrs.get("ddof", 0))
     return (plugin_layer_norm(o, *inputs, axis=attrs["axis"], epsilon=attrs["epsilon"]),)
 
 
 def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """StdNorm(x, gamma, beta) = d/(√variance + ε)·gamma + beta."""
+    """Compute StdNorm(x, gamma, beta) = d/(√variance + ε)·gamma + beta."""
     x, gamma, beta = inputs
     o = _KernelInterpreter(m, attrs["ddof"])
     axes = axes_from(o, x, attrs["axis"])
@@ -77,13 +100,11 @@ def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple
     below = o("Sqrt", o.mean_square(d, axes))
     if attrs["epsilon"]:
         below = m.add(below, m.exact_epsilon(attrs["epsilon"]))
-    else:
-        below = below
     return (scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
 
 
 def _rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """RMSNorm(x, gamma) = x/√(mean x² + ε)·(offset + gamma)."""
+    """Compute RMSNorm(x, gamma) = x/√(mean x² + ε)·(offset + gamma)."""
     x, gamma = inputs
     o = _KernelInterpreter(m)
     axes = axes_from(o, x, attrs["axis"])
@@ -92,23 +113,26 @@ def _rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple
 
 
 def _add_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """AddLayerNorm(x, residual, gamma, beta): LayerNorm of their sum over the last axis, and the sum."""
+    """Compute AddLayerNorm(x, residual, gamma, beta): LayerNorm of x + residual over the last axis, and the sum."""
     total = m.add(inputs[0], inputs[1])
     return (*_layer_norm(m, [total, *inputs[2:]], {**attrs, "axis": -1}), total)
 
 
 def _add_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """Compute AddRMSNorm(x, residual, gamma): RMSNorm of x + residual over the last axis, and the sum."""
     total = m.add(inputs[0], inputs[1])
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
-# what plugin nodes hold by its place
+# Values of ``to`` in plugin nodes, by index
 _NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")
 
 
 def _with_quantized_result(norm: Definition) -> Definition:
-    """A norm whose first result is quantized by its last input, one scale, to the type that ``to`` says; over the last
-    axis where it has no ``axis``."""
+    """Quantize the first result of a norm by its last input, a single scale.
+
+    ``to`` names the type. The norm's default axis is the last one.
+    """
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         *given, scale = inputs
@@ -124,7 +148,7 @@ _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def _with_quantized_rows(norm: Definition) -> Definition:
-    """A norm over the last axis whose first result is quantized by a scale of each row, which is the second."""
+    """Quantize the first result of a norm over the last axis with one scale per row; the scale is the second result."""
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         if attrs.get("axis", -1) != -1:
@@ -137,7 +161,7 @@ def _with_quantized_rows(norm: Definition) -> Definition:
 
 
 def _modulated_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
+    """Compute ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
     x, scale, shift = inputs
     normal = _KernelInterpreter(m).standardize(x, [-1], attrs["epsilon"])
     return (m.add(m.mul(normal.value, m.add(m.number(1), scale)), shift),)
@@ -148,19 +172,29 @@ def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> 
 
 
 def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """ChannelLayerNorm(x, gamma, beta): over axis 1 alone."""
+    """Compute ChannelLayerNorm(x, gamma, beta) over axis 1."""
     x, gamma, beta = inputs
     o = _KernelInterpreter(m)
     normal = o.standardize(x, [1], attrs["epsilon"])
     return (scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
 
 
-# an activation as plugin nodes hold it
+# Values of ``activation`` in plugin nodes
 NONE, RELU, SILU = range(3)
 
 
 def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
-    """An activation of ``y``, by its number. Raises NotProved for one that there is not."""
+    """Apply an activation to ``y``.
+
+    Args:
+        activation: NONE, RELU or SILU.
+
+    Returns:
+        the result.
+
+    Raises:
+        NotProved: the number is unknown.
+    """
     if activation not in (NONE, RELU, SILU):
         raise NotProved(ProofFailure.OP, f"activation {activation} of a plugin")
     if activation == SILU:
@@ -171,7 +205,7 @@ def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
 
 
 def _grouped_norm(activation: int = NONE) -> Definition:
-    """GroupNorm(x, gamma, beta), x of (N, C, …), or (N, …, C) where channels_last; an activation behind it."""
+    """Define GroupNorm(x, gamma, beta) followed by an activation; x is (N, C, …), or (N, …, C) if channels_last."""
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         x, gamma, beta = inputs
@@ -188,7 +222,7 @@ def _grouped_norm(activation: int = NONE) -> Definition:
 
 
 def _scale_shift(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """ScaleShift(x, scale, shift) = x·scale + shift along ``axis``, and an activation."""
+    """Compute ScaleShift(x, scale, shift) = x·scale + shift along ``axis``, followed by an activation."""
     x, scale, shift = inputs
     y = m.add(m.mul(x, _channel_parameter(scale, x, attrs["axis"])), _channel_parameter(shift, x, attrs["axis"]))
     return (apply_activation(m, y, attrs["activation"]),)
@@ -200,14 +234,14 @@ def _norm_statistics(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -
 
 
 def _layer_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """LayerNorm with the statistics of its own rows."""
+    """Compute LayerNorm with the statistics of its own rows."""
     x, statistics = inputs[:2]
     _require_same_statistics(statistics, GroupStatistics(x, attrs["axis"] % len(x.axes), 1, False))
     return _layer_norm(m, [x, *inputs[2:]], attrs)
 
 
 def _group_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    """GroupNorm with the statistics of its own groups, and an activation."""
+    """Compute GroupNorm with the statistics of its own groups, followed by an activation."""
     x, statistics = inputs[:2]
     _require_same_statistics(statistics, GroupStatistics(x, 1, attrs["num_groups"], bool(attrs["channels_last"])))
     return _grouped_norm()(m, [x, *inputs[2:]], attrs)

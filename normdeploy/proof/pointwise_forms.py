@@ -1,11 +1,10 @@
-"""Functions of one number that a graph computes element by element, in a normal form: however they are spelled, equal
-ones look equal.
+"""Bring elementwise functions of one number into a normal form: equal functions look equal, however they are spelled.
 
-A graph between x and y is a ratio of polynomials in x and s, where s = σ(P(x)) for one function σ that is no algebra
-(Erf, Tanh, Sigmoid, Exp, Abs, or a clamp between 0 and 1) and a polynomial P. All coefficients are the exact fractions
-that the constants of the file are, so that two of one normal form are one function of real numbers: the ring of
-polynomials over the rationals decides it, with no sampling. e^(n·u) is s^n where e^u is s. Nothing is divided by what
-may be 0.
+A graph between x and y is a ratio of polynomials in x and s. Here s = σ(P(x)), with one function σ that is not
+algebraic (Erf, Tanh, Sigmoid, Exp, Abs, or a clamp between 0 and 1) and a polynomial P. All coefficients are the exact
+fractions of the file's constants. So two graphs with the same normal form are one function of real numbers: the ring of
+polynomials over the rationals decides it, without sampling. If e^u is s, then e^(n·u) is s^n. Nothing is divided by a
+form that may be 0.
 """
 
 from __future__ import annotations
@@ -22,30 +21,35 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..storage.onnx_domains import STANDARD
 
-# of one polynomial
+# Maximum number of terms of one polynomial
 _TERMS = 32
 _DEGREE = 8
-# between x and y
+# Maximum number of nodes between x and y
 _NODES = 24
 
-# (power of x, power of s) -> coefficient, none of them 0
+# (power of x, power of s) -> coefficient; no coefficient is 0
 Terms = dict[tuple[int, int], Fraction]
 ATOMS = frozenset({"Erf", "Tanh", "Sigmoid", "Exp", "Abs", "Clip", "HardSigmoid"})
 
 
 class NoNormalForm(Exception):
-    """What is computed has no normal form of this kind."""
+    """Raised if a computation has no normal form of this kind."""
 
 
 @dataclass(frozen=True)
 class RationalFunction:
-    """A ratio of two polynomials in x and s."""
+    """Ratio ``above`` / ``below`` of two polynomials in x and s."""
 
     above: Terms
     below: Terms
 
     @staticmethod
     def of_terms(terms: Terms) -> RationalFunction:
+        """Build a polynomial.
+
+        Returns:
+            the ratio with denominator 1.
+        """
         return RationalFunction(terms, {(0, 0): Fraction(1)})
 
     def __add__(self, other: RationalFunction) -> RationalFunction:
@@ -60,20 +64,33 @@ class RationalFunction:
         return RationalFunction(_multiply_terms(self.above, other.above), _multiply_terms(self.below, other.below))
 
     def inverse(self) -> RationalFunction:
+        """Swap numerator and denominator.
+
+        Returns:
+            1 over this function.
+        """
         return RationalFunction(self.below, self.above)
 
     def scale(self, number: Fraction) -> RationalFunction:
+        """Multiply by a number.
+
+        Returns:
+            the product; the zero polynomial for 0.
+        """
         return self * RationalFunction.of_terms({(0, 0): number} if number else {})
 
     def is_same(self, other: RationalFunction) -> bool:
-        """Whether the two are one function: a/b = c/d where a·d = c·b."""
+        """Return True if the two are one function: a/b = c/d if a·d = c·b."""
         return _multiply_terms(self.above, other.below) == _multiply_terms(other.above, self.below)
 
     def as_polynomial(self) -> dict[int, Fraction]:
-        """Power of x -> coefficient.
+        """Convert to a polynomial in x.
+
+        Returns:
+            coefficient by the power of x.
 
         Raises:
-            NoForm: it is none, or holds s.
+            NoNormalForm: the denominator is not a number, or the function depends on s.
         """
         if self.below.keys() != {(0, 0)} or any(power for _, power in self.above):
             raise NoNormalForm
@@ -109,19 +126,27 @@ def _require_bounded(terms: Terms) -> Terms:
 
 @dataclass(frozen=True)
 class PointwiseForm:
-    """y as ``value`` of x and s = ``atom``(``argument``), and the nodes that compute it, those of constants left
-    out."""
+    """Function y = ``value``(x, s) with s = ``atom``(``argument``).
+
+    Attributes:
+        atom: op type of σ.
+        argument: polynomial in x, coefficient by power.
+        value: ratio of polynomials in x and s.
+        nodes: nodes that compute y, without those of constants.
+    """
 
     atom: str
-    # a polynomial in x: power -> coefficient
     argument: dict[int, Fraction]
     value: RationalFunction
     nodes: tuple[gs.Node, ...]
 
 
 def pointwise_form(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> PointwiseForm | None:
-    """The normal form of ``y`` as a function of each element of ``x``; None where it has none, or hangs on other
-    data."""
+    """Compute the normal form of ``y`` as a function of each element of ``x``.
+
+    Returns:
+        the form; None if ``y`` has none or depends on other data.
+    """
     reader = _PointwiseReader(graph, x)
     try:
         value = reader.read_value(y)
@@ -133,6 +158,8 @@ def pointwise_form(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> PointwiseForm | 
 
 
 class _PointwiseReader:
+    """Read one graph between ``x`` and a result into a normal form."""
+
     def __init__(self, graph: Graph, x: gs.Tensor) -> None:
         self.graph = graph
         self.x = x
@@ -142,6 +169,14 @@ class _PointwiseReader:
         self._known: dict[int, RationalFunction] = {}
 
     def read_value(self, t: gs.Tensor) -> RationalFunction:
+        """Read a tensor as a function of x.
+
+        Returns:
+            the ratio of polynomials.
+
+        Raises:
+            NoNormalForm: the tensor has none.
+        """
         if t is self.x:
             return X
         if id(t) not in self._known:
@@ -160,7 +195,7 @@ class _PointwiseReader:
         return rule(self, node)
 
     def _read_constant(self, t: gs.Tensor) -> Fraction | None:
-        """The one number that a constant holds, which must not give the result another rank."""
+        """Read the single number of a constant, which must not increase the rank of the result."""
         if not self.graph.is_constant(t):
             return None
         if math.prod(t.shape if isinstance(t, gs.Constant) else (1,)) != 1:
@@ -177,13 +212,28 @@ class _PointwiseReader:
         return Fraction(float(known.reshape(())))
 
     def require_number(self, t: gs.Tensor) -> Fraction:
+        """Read a tensor that must be a constant.
+
+        Returns:
+            its only number, as an exact fraction.
+
+        Raises:
+            NoNormalForm: the tensor is not a constant of one number.
+        """
         own = self._read_constant(t)
         if own is None:
             raise NoNormalForm
         return own
 
     def inverse(self, of: RationalFunction) -> RationalFunction:
-        """1 over what is never 0: a number, or a sum of powers of e^u or |x| and a number, all of one sign."""
+        """Invert a function that is never 0: a number, or a sum of powers of e^u or |x| plus a number, all of one sign.
+
+        Returns:
+            1/of.
+
+        Raises:
+            NoNormalForm: ``of`` may be 0.
+        """
         signs = {c > 0 for c in of.above.values()}
         positive = self.atom is not None and self.atom[0] in ("Exp", "Abs") and not any(power for power, _ in of.above)
         apart = (0, 0) in of.above or (self.atom is not None and self.atom[0] == "Exp")
@@ -192,9 +242,16 @@ class _PointwiseReader:
         return of.inverse()
 
     def use_atom(self, name: str, argument: dict[int, Fraction]) -> RationalFunction:
-        """s, where it is this function of this argument, or there was none yet."""
+        """Use σ = ``name`` with this argument.
+
+        Returns:
+            s.
+
+        Raises:
+            NoNormalForm: another function or argument was used before, or the argument does not depend on x.
+        """
         if not any(argument):
-            # of no x
+            # The argument does not depend on x.
             raise NoNormalForm
         if self.atom is None:
             self.atom = (name, argument)
@@ -235,7 +292,7 @@ def _atom_rule(name: str) -> Rule:
 
 
 def _exponential_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
-    """e^(αx), as a power of that which was met first."""
+    """Read e^(αx) as a power of the exponential that was met first."""
     argument = reader.read_value(node.inputs[0]).as_polynomial()
     if argument.keys() != {1}:
         raise NoNormalForm
@@ -268,7 +325,7 @@ def _clip_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
 
 
 def _min_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
-    """Min(Relu(t), b), as ReLU6 is written."""
+    """Read Min(Relu(t), b), a spelling of ReLU6."""
     if len(node.inputs) != 2:
         raise NoNormalForm
     for t, other in (node.inputs, node.inputs[::-1]):
@@ -280,7 +337,10 @@ def _min_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
 
 
 def _clamp_form(reader: _PointwiseReader, t: gs.Tensor, low: Fraction, high: Fraction) -> RationalFunction:
-    """t between two numbers, as low + (high − low)·s, where s is (t − low)/(high − low) between 0 and 1."""
+    """Read t clamped between two numbers as low + (high − low)·s.
+
+    s is (t − low)/(high − low) clamped between 0 and 1.
+    """
     if not low < high:
         raise NoNormalForm
     inner = (reader.read_value(t) + ONE.scale(-low)).scale(1 / (high - low))

@@ -1,9 +1,9 @@
-"""Arithmetic modulo a random prime p of 160 bits or more, p ≡ 3 (mod 4), on numpy arrays of Python's integers.
+"""Compute modulo a random prime p of 160 bits or more, p ≡ 3 (mod 4), on numpy arrays of Python integers.
 
-One prime of this length takes the place of five of 31 bits: an identity of degree D that fails over the rationals holds
-at a random point with a probability of at most D/p (Schwartz 1980, Zippel 1979), and the arrays are small. −1 is no
-square modulo p, so of the two roots of a square exactly one is a square itself, the principal root: √t = t^((p+1)/4).
-Principal roots multiply: √a·√b = √(ab).
+One prime of this length replaces five of 31 bits, and the arrays are small. An identity of degree D that fails over the
+rationals holds at a random point with probability D/p at most (Schwartz 1980, Zippel 1979). −1 is not a square modulo
+p, so exactly one of the two roots of a square is a square itself, the principal root: √t = t^((p+1)/4). Principal roots
+multiply: √a·√b = √(ab).
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 BITS = 160
-# rounds of Miller and Rabin: a composite passes with a probability of at most 4^-24 for each candidate
+# Rounds of Miller-Rabin: a composite candidate passes with a probability of at most 4^-24
 _WITNESSES = 24
-# roots
+# Maximum number of cached roots
 _KEPT = 4096
 _SMALL = tuple(q for q in range(3, 400, 2) if all(q % d for d in range(3, q, 2)))
 
 
 class PrimeField:
-    """The integers modulo ``p``; arrays have the dtype object and hold Python's integers in [0, p)."""
+    """Integers modulo ``p``. Arrays have dtype object and hold Python integers in [0, p)."""
 
     def __init__(self, p: int) -> None:
         self.p = p
         self._powers: dict[int, int] = {}
-        # rows with a root are met again while others are drawn
+        # Rows with a root recur while others are redrawn.
         self._roots: dict[int, int] = {}
 
     def inverse(self, a: Array) -> Array:
-        """1/a, 0 where a is 0; one inversion for the whole array (Montgomery, 1987)."""
+        """Invert all elements with one modular inversion (Montgomery, 1987).
+
+        Returns:
+            1/a; 0 for elements that are 0.
+        """
         p = self.p
         values = [v or 1 for v in a.reshape(-1).tolist()]
         ahead = [1]
@@ -52,7 +56,11 @@ class PrimeField:
         return out
 
     def root(self, a: Array) -> Array:
-        """The principal root; −1 where a is no square."""
+        """Take the principal root of each element.
+
+        Returns:
+            the roots; −1 for nonsquares.
+        """
         p = self.p
         exponent = (p + 1) // 4
         known = self._roots
@@ -69,18 +77,32 @@ class PrimeField:
         return self._map_elements(square_root, a)
 
     def count_rootless(self, a: Array) -> int:
-        """How many elements have a root that is not known yet."""
+        """Count the elements whose root is not cached yet.
+
+        Returns:
+            the number of distinct elements.
+        """
         return len(set(a.reshape(-1).tolist()) - self._roots.keys())
 
     def is_square(self, v: int) -> bool:
+        """Return True if ``v`` is a nonzero square."""
         return pow(v, (self.p - 1) // 2, self.p) == 1
 
     def from_fraction(self, q: Fraction | int) -> int:
+        """Convert a fraction to its residue.
+
+        Returns:
+            the residue in [0, p).
+        """
         q = Fraction(q)
         return q.numerator * pow(q.denominator, -1, self.p) % self.p
 
     def from_floats(self, x: Array) -> Array:
-        """Finite floats as what they are: dyadic rationals."""
+        """Convert finite floats, which are dyadic rationals, to residues.
+
+        Returns:
+            an array of dtype object.
+        """
         mantissa, exponent = np.frexp(np.asarray(x, dtype=np.float64))
         whole = np.asarray(mantissa * 2.0**53).astype(np.int64).astype(object)
         return np.asarray(whole * self._map_elements(self._power_of_two, exponent - 53) % self.p, dtype=object)
@@ -91,7 +113,11 @@ class PrimeField:
         return self._powers[e]
 
     def to_rational(self, v: int) -> Fraction | None:
-        """The one fraction a/b with |a|, b < √(p/2) that is v modulo p; None where there is none (Wang, 1981)."""
+        """Reconstruct a fraction from its residue (Wang, 1981).
+
+        Returns:
+            the one fraction a/b with |a|, b < √(p/2) that is ``v`` modulo p; None if there is none.
+        """
         most = math.isqrt(self.p // 2)
         r0 = self.p
         r1 = v % self.p
@@ -113,11 +139,16 @@ class PrimeField:
 
 @lru_cache(maxsize=16)
 def make_field(number: int, length: int = BITS) -> PrimeField:
-    """One of the fields of this process, with a prime of ``length`` bits that the system drew: nobody can write a file
-    for it."""
+    """Return field ``number`` of this process, with a random prime of ``length`` bits.
+
+    The prime is drawn from the system's generator, so no file can be crafted for it.
+
+    Returns:
+        the field, the same for equal arguments.
+    """
     rng = random.SystemRandom()
     while True:
-        # ≡ 3 (mod 4)
+        # The low bits 11 make it ≡ 3 (mod 4).
         p = rng.getrandbits(length) | (1 << (length - 1)) | 3
         if all(p % q for q in _SMALL) and _is_probable_prime(p, rng):
             return PrimeField(p)

@@ -1,9 +1,9 @@
-"""Ends a proof that would take too long: by a count of operations, so that every machine refuses the same proofs.
+"""End a proof that would take too long, by a count of operations, so that every machine refuses the same proofs.
 
-A proof evaluates both sides at a number of points of each axis, so a tensor with k axes of which nothing but a name is
-known has points^k elements; and each root in it makes the prime longer (`identity_test.learn_axes`). Both are counted
-before they are computed. One operation is a product of two digits of 30 bits, as CPython multiplies long integers; what
-an element costs besides counts as `_EACH` of them.
+A proof evaluates both sides at several points of each axis. A tensor with k axes of which only the names are known has
+points^k elements, and each of its roots makes the prime longer (`identity_check.learn_axes`). Both are counted before
+they are computed. One operation is a product of two 30-bit digits, as CPython multiplies long integers. The other costs
+of an element count as `_EACH` operations.
 """
 
 from __future__ import annotations
@@ -12,28 +12,32 @@ from dataclasses import dataclass
 
 from .proof_errors import NotProved, ProofFailure
 
-# operations of one proof: a third of a minute on a core of 2024
+# Maximum number of operations of one proof: a third of a minute on a core of 2024
 MOST = 2 * 10**10
-# of one tensor in the field: half a gigabyte of Python's integers
+# Maximum number of elements of one tensor in the field: half a gigabyte of Python integers
 ELEMENTS = 2**22
-# of one tensor in floats: half a gigabyte
+# Maximum number of elements of one tensor in floats: half a gigabyte
 FLOATS = 2**26
 _EACH = 700
-# bits
+# Bits of a digit
 _DIGIT = 30
 
 
 @dataclass
 class OperationBudget:
-    """The operations that a proof has taken so far, over all its evaluations."""
+    """Operations that a proof has spent so far, over all its evaluations."""
 
     spent: int = 0
 
     def count_product(self, elements: int, bits: int) -> None:
         """Count a product of two tensors in the field.
 
+        Args:
+            elements: elements of the product.
+            bits: bits of the prime.
+
         Raises:
-            NotProved: the proof, or this tensor, is too large.
+            NotProved: the proof or this tensor is too large.
         """
         if elements > ELEMENTS:
             raise NotProved(
@@ -43,7 +47,7 @@ class OperationBudget:
         self.count_operations(elements * (_EACH + 2 * (bits // _DIGIT + 1) ** 2))
 
     def count_roots(self, elements: int, bits: int) -> None:
-        """Count the roots of a tensor's elements, each of which is a power with an exponent of so many ``bits``.
+        """Count the roots of a tensor's elements; each root is a power with an exponent of ``bits`` bits.
 
         Raises:
             NotProved: the proof is too large.
@@ -51,10 +55,10 @@ class OperationBudget:
         self.count_operations(elements * (_EACH + 5 * bits * (bits // _DIGIT + 1) ** 2 // 2))
 
     def count_floats(self, elements: int) -> None:
-        """Count a tensor that is computed in floats alone.
+        """Count a tensor that is computed in floats only.
 
         Raises:
-            NotProved: the proof, or this tensor, is too large.
+            NotProved: the proof or this tensor is too large.
         """
         if elements > FLOATS:
             raise NotProved(
@@ -67,7 +71,7 @@ class OperationBudget:
         """Count operations of any kind.
 
         Raises:
-            NotProved: they are more than one proof may take.
+            NotProved: the proof exceeds `MOST` operations.
         """
         self.spent += operations
         if self.spent > MOST:

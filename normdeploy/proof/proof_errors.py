@@ -1,4 +1,4 @@
-"""How a proof ends without success, and how an evaluation asks to be begun again."""
+"""Define the ways in which a proof fails, and the requests to restart an evaluation."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from ..graphs.symbolic_sizes import Size
 
 
 class ProofFailure(Enum):
-    """Why nothing was proved."""
+    """Reason why nothing was proved."""
 
-    # an op that is no algebra, and no lemma says that it does nothing there
+    # An op is not algebraic, and no lemma shows that it does nothing there
     OP = auto()
-    # sizes that are not shown to be equal, or used in a way that is no polynomial
+    # Sizes are not shown to be equal, or their use is not polynomial
     SIZE = auto()
-    # elements are regrouped in a way that is not followed
+    # Elements are regrouped in an unsupported way
     LAYOUT = auto()
-    # a root of what may be negative, or a division by what may be zero
+    # The root of a value that may be negative, or a division by one that may be zero
     SIGN = auto()
-    # the two are different functions
+    # The sides are different functions
     DIFFERS = auto()
-    # a NaN or Inf that the nodes before show and those after do not
+    # The nodes before the rewrite give a NaN or Inf that the nodes after do not
     HIDDEN = auto()
-    # a parameter as stored is not the exact one rounded
+    # a stored parameter is not the exact one, rounded
     STORED = auto()
-    # the prover gave up
+    # The prover gave up
     LIMIT = auto()
 
 
 class NotProved(Exception):
-    """The two are different, or nobody knows; ``culprit`` is the tensor or op that shows it."""
+    """Raised if the sides differ, or if that cannot be decided.
+
+    Attributes:
+        why: kind of failure.
+        reason: message for the report.
+        culprit: tensor or op that shows the failure; "" if unknown.
+    """
 
     def __init__(self, why: ProofFailure, reason: str, culprit: str = "") -> None:
         super().__init__(reason)
@@ -40,13 +46,16 @@ class NotProved(Exception):
 
 
 class RestartEvaluation(Exception):
-    """The plan has learned how an axis is cut, or that it is summed over."""
+    """Raised after the plan learned that an axis is cut, joined or summed over."""
 
 
 class RedrawRows(Exception):
-    """Some rows have no root in this field: ``mask`` over the draws and the atoms says which.
+    """Raised if some rows have no root in this field.
 
-    ``drawn``: as of a `Value`, of what has no root.
+    Attributes:
+        mask: True for these rows, over the draws and ``atoms``; None for all.
+        atoms: atoms of the mask's axes after the first.
+        drawn: `Value.drawn` of the radicand.
     """
 
     def __init__(self, mask: Any, atoms: tuple[Size, ...], drawn: tuple[Any, int] | None = None) -> None:
@@ -57,11 +66,17 @@ class RedrawRows(Exception):
 
 
 class NewPrimeNeeded(Exception):
-    """A constant has no root in this field."""
+    """Raised if a constant has no root in this field."""
 
 
 class EpsilonMismatch(Exception):
-    """The radicand before is r·(V + epsilon) for another epsilon than that of ``node``, the node after."""
+    """Raised if the radicand before the rewrite is r·(V + epsilon) with another epsilon than ``node``, a node after it.
+
+    Attributes:
+        node: id of the node after the rewrite.
+        residue: the epsilon in the field.
+        value: the epsilon as a float.
+    """
 
     def __init__(self, node: int, residue: int, value: float) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
-"""NodeProtos that stand in no graph yet, evaluated by a `ProofInterpreter`; names go to values.
+"""Evaluate NodeProtos that are not in a graph yet with a `ProofInterpreter`; names map to values.
 
-Beside the closed language of regions (`normdeploy.proof.op_definitions`) they may hold what is the same on both
-sides and is not
-looked into: rows that whole numbers pick from a table, how often a whole number is met, and the activation behind a
-norm. All of these go by one lemma, that equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
+Besides the closed language of regions (`normdeploy.proof.op_definitions`), the nodes may hold ops that are the same on
+both sides and stay opaque: table rows picked by integers, the number of occurrences of an integer, and the activation
+after a norm. All of these rely on one lemma: equal arguments have equal results (`normdeploy.proof.lemmas.congruence`).
 """
 
 from __future__ import annotations
@@ -27,8 +26,13 @@ from .value import Value
 
 @dataclass(frozen=True, eq=False)
 class IndexTensor:
-    """A tensor of whole numbers, which are data. ``value``: they as numbers, where how often one is met is asked
-    for."""
+    """Tensor of integers that are data.
+
+    Attributes:
+        name: name of the tensor.
+        shape: its shape.
+        value: the integers as numbers, if their occurrences are counted; else None.
+    """
 
     name: str
     shape: tuple[Size, ...]
@@ -37,13 +41,25 @@ class IndexTensor:
 
 @dataclass(frozen=True, eq=False)
 class LookupTable:
-    """A tensor of which rows (along axis 0) are picked: by the name of the `IndexTensor`, or the first ones, by how
-    many."""
+    """Tensor whose rows (along axis 0) are picked.
+
+    Attributes:
+        name: name of the tensor.
+        picked: values of the picked rows, by the name of the `IndexTensor`, or by the number of first rows.
+    """
 
     name: str
     picked: Mapping[str | Size, Value]
 
     def pick_rows(self, by: IndexTensor | Size) -> Value:
+        """Look up the rows that an index tensor picks, or the first ``by`` rows.
+
+        Returns:
+            their value.
+
+        Raises:
+            NotProved: the definition picks no such rows.
+        """
         indices = self.picked.get(by.name if isinstance(by, IndexTensor) else by)
         if indices is None:
             raise NotProved(ProofFailure.DIFFERS, f"other rows of {self.name!r} are picked", self.name)
@@ -52,27 +68,42 @@ class LookupTable:
 
 @dataclass(frozen=True, eq=False)
 class _MatchIndicator:
-    """Ones where a whole number is met, else zeros, as bool or as numbers."""
+    """Ones at the places of one integer, zeros elsewhere; bool or numeric."""
 
     value: Value
 
 
 def match_indicator(m: ProofInterpreter, x: IndexTensor, number: int) -> Value:
-    """One where ``x`` is ``number``, else zero."""
+    """Compare ``x`` with ``number``.
+
+    Returns:
+        1 at the places equal to ``number``, else 0.
+
+    Raises:
+        NotProved: ``x`` has no value.
+    """
     if x.value is None:
         raise NotProved(ProofFailure.OP, f"{x.name!r} is compared", x.name)
     return apply_unknown(m, f"= {number}", x.value, lambda f: (f == number).astype(np.float64))
 
 
 def leaky_relu(m: ProofInterpreter, y: Value, alpha: float) -> Value:
-    """alpha·y where y < 0, else y."""
+    """Compute alpha·y for y < 0, else y.
+
+    Returns:
+        the result, as an opaque function of ``y``.
+    """
     return apply_unknown(
         m, f"LeakyRelu {alpha!r}", y, lambda f: np.where(f < 0, f * alpha, f) if alpha else np.where(f < 0, 0.0, f)
     )
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attributes as plain values; tensors as arrays."""
+    """Read the attributes of a node as plain values.
+
+    Returns:
+        values by name; tensors as arrays.
+    """
     attrs = attribute_values(node)
     return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in attrs.items()}
 
@@ -84,11 +115,16 @@ def evaluate_protos(
     given: Mapping[str, Any],
     opset: int,
 ) -> dict[str, Any]:
-    """All tensors of ``nodes``, which are in topological order. ``given``: `Value`, `IndexTensor` and `LookupTable`
-    by name.
+    """Evaluate ``nodes``, which are in topological order.
+
+    Args:
+        given: `Value`, `IndexTensor` and `LookupTable` by name.
+
+    Returns:
+        all tensors by name, including ``given`` and ``initializers``.
 
     Raises:
-        NotProved: an op is outside of the language, or a premise does not hold.
+        NotProved: an op is outside the language, or a premise does not hold.
     """
     env = dict(given)
     for tensor in initializers:
@@ -112,10 +148,13 @@ def evaluate_protos(
 def apply_op(
     m: ProofInterpreter, op: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int
 ) -> tuple[Any, ...]:
-    """The outputs of a standard op.
+    """Evaluate a standard op.
+
+    Returns:
+        its outputs.
 
     Raises:
-        NotProved: the op is outside of the language, or a premise does not hold.
+        NotProved: the op is outside the language, or a premise does not hold.
     """
     if op == "Shape" and isinstance(inputs[0], (IndexTensor, Value)):
         return apply_op_of_domain(m, op, "", inputs, attrs, opset, 1)

@@ -1,8 +1,8 @@
-"""``prover``: two functions of the same leaves are one, at every real input and at every size.
+"""Prove that two functions of the same leaves are equal, at every real input and every size.
 
-docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field; then in floats,
-on inputs with NaN, Inf and constant rows, to see that nothing is hidden; then what a rewrite computed is compared with
-what is stored.
+docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field. Then they run
+in floats on inputs with NaN, Inf and constant rows, to check that nothing is hidden. Finally, the values that a rewrite
+computed are compared with the stored ones.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from .equivalence import Equivalence
 from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
-# places of axes that are worth telling apart
+# Axes of equal size get distinct symbols from this size on
 _ALIKE = 8
-# Axes of one size along a leaf that are worth it however long they are: k of them take (d + k + 1)^k points, d the
-# degree, and so do as many roots.
+# From this number of equal axes along a leaf, distinct symbols pay off at any length: k equal axes take (d + k + 1)^k
+# points, with d the degree, and as many roots.
 _MANY = 3
 
 ProofMemo = MutableMapping[object, Identity | NotProved]
-"""Proofs and refusals by a key; equal keys share one proof."""
+"""Proofs and refusals by key; equal keys share one proof."""
 
 
 def prove_identity(sides: Equivalence) -> Identity:
-    """Show that both sides are one function.
+    """Prove that both sides are one function.
 
-    Where axes of a leaf are equally long by chance, as channels and rows of a square image, or where three or more bear
-    one name, of any length first: what holds for every length holds for this one, and axes that are told apart take
-    fewer points.
+    Axes of a leaf may have equal lengths by chance, such as channels and rows of a square image, or three or more axes
+    may share one name. Then the proof is first tried with arbitrary lengths: an identity for every length holds for
+    this one, and distinct symbols need fewer points.
+
+    Returns:
+        the proof.
 
     Raises:
-        NotProved: they are not, or it can't be shown; with the reason and the culprit.
+        NotProved: the sides differ or it cannot be shown; with reason and culprit.
     """
     sides = replace(sides, named={})
     for shapes, lengths in _symbolic_shapes(sides.shapes):
@@ -43,17 +46,22 @@ def prove_identity(sides: Equivalence) -> Identity:
             return _search_identity(replace(sides, shapes=shapes), lengths)
         except NotProved as e:
             if e.why is ProofFailure.OP:
-                # Other axes told apart don't help; with none, a clamp may be known to do nothing.
+                # Other symbols do not help. With none, a clamp may be shown to do nothing.
                 break
     return _search_identity(sides, {})
 
 
 def prove_for_any_length(sides: Equivalence) -> Identity:
-    """`prove_identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that
-    differ in these, too. Equal ones along a leaf are told apart.
+    """Prove the identity with symbols for the lengths in ``sides.named``.
+
+    The proof then holds for all sides that differ only in these lengths. Equal lengths along a leaf get distinct
+    symbols.
+
+    Returns:
+        the proof.
 
     Raises:
-        NotProved: they are not, or it can't be shown without the lengths.
+        NotProved: the sides differ, or it cannot be shown without the lengths.
     """
     shapes = sides.of_any_length().shapes
     proof = None
@@ -66,7 +74,7 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
             error = e
     if proof is None:
         raise error
-    # where that is zero can be looked at in one file alone
+    # The zeros of such a size can be tested in a single file only.
     if proof.zeros:
         raise NotProved(ProofFailure.SIZE, "it divides by a size that may be zero")
     return proof
@@ -75,11 +83,16 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
 def _symbolic_shapes(
     shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
 ) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, Size]]]:
-    """With symbols for axes of equal sizes, all of them, or all but one of each leaf (the first, the last, then those
-    between); and what sizes they stand for. All, for a Reshape may name that length as well: 32 groups of the
-    channels of an image of 32×32.
+    """Replace axes of equal sizes by symbols.
 
-    ``named``: symbols that stand for lengths already.
+    First all of them, because a Reshape may name the same length: 32 groups of the channels of an image of 32×32. Then
+    all but one per leaf: the first, the last, then those between.
+
+    Args:
+        named: symbols that already replace lengths.
+
+    Yields:
+        the shapes, and the size that each symbol replaces.
     """
     known: list[list[tuple[Size, ...]]] = []
     for kept in (None, 0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
@@ -107,7 +120,7 @@ def _symbolic_shapes(
 
 
 def _without_numbers(lengths: Mapping[Size, Size]) -> dict[Size, Size]:
-    """Those that stand for no number: a proof for any length may not know the others."""
+    """Keep the symbols that replace no number: a proof for any length must not use the others."""
     return {name: size for name, size in lengths.items() if size.constant_value is None}
 
 
@@ -129,7 +142,7 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
             raise e from None
         if not proof.read:
             raise
-    # many roots: in a larger field
+    # Many roots need a larger field.
     if proof.security_bits < ASKED and proof.lost_bits + ASKED <= LONGEST:
         proof = check_identity(sides, plan, read, proof.lost_bits + ASKED)
     if proof.security_bits < ASKED:
@@ -138,7 +151,7 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
             f"it takes {proof.roots} roots of each input, too many for an error probability of 2^-{PROMISED}",
         )
     gains = nonfinite_checks.check_nonfinite(sides, plan)
-    # told apart, but what the file says
+    # Substitute the file's sizes for the symbols.
     known = {s: n for size, n in lengths.items() for s in size.symbols()}
     shapes = tuple(tuple(size.substitute(known) for size in shape) for shape in sides.shapes)
     zeros = [
@@ -151,10 +164,10 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
 
 
 def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
-    """Show that what the rewrite computed and stored is what the identity speaks of.
+    """Check that the constants that the rewrite computed and stored are the ones of the identity.
 
     Raises:
-        NotProved: a parameter is not the exact one, or not stored as it, rounded once.
+        NotProved: a parameter is not the exact one, or not stored as the exact one rounded once.
     """
     if proof.plan.named:
         plan = proof.plan.substitute_sizes(sides.named)
@@ -168,24 +181,34 @@ def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
 
 
 def prove_once(memo: ProofMemo, key: object, prove_sides: Callable[[], Identity]) -> Identity | NotProved:
-    """Return what ``prove_sides`` proves, or why it proves nothing; it is called once for each key.
+    """Call ``prove_sides`` once per key.
 
     Args:
-        memo: what was proved of others, by their keys.
-        key: equal where the same proof holds.
+        memo: earlier proofs and refusals by their keys.
+        key: equal for sides with the same proof.
+
+    Returns:
+        the proof, or the refusal.
     """
     if key not in memo:
         try:
             memo[key] = prove_sides()
         except NotProved as error:
-            # The frames of the attempts would hold all that was evaluated.
+            # The traceback would keep all evaluated values alive.
             error.__traceback__ = error.__context__ = error.__cause__ = None
             memo[key] = error
     return memo[key]
 
 
 def prove(sides: Equivalence) -> Identity:
-    """`prove_identity` and `check_stored_constants`."""
+    """Run `prove_identity` and `check_stored_constants`.
+
+    Returns:
+        the proof.
+
+    Raises:
+        NotProved: the sides differ, a stored constant is wrong, or it cannot be shown.
+    """
     proof = prove_identity(sides)
     check_stored_constants(sides, proof)
     return proof

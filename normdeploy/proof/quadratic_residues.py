@@ -1,11 +1,12 @@
-"""Which elements of a radicand are squares modulo p, over all that was drawn: whether a product of some of them always
-is one.
+"""Record which elements of a radicand are squares modulo p, to exclude that a product of some is always a square.
 
-A root is the one that is a square itself. So where a product of radicands is the square of some s at every input, the
-product of their roots is s or −s as the character of s has it, and not |s|. With no such product the roots are
-independent of each other (docs/certificates.md). A product over a set of elements is always a square where the number
-of those that are none is always even; no set is such where the sets that were seen to be no squares span all sets,
-added up modulo 2, however they were drawn.
+A root is the one that is a square itself. Suppose a product of radicands is the square of some s at every input. Then
+the product of their roots is s or −s, depending on the character of s, and not |s|. Without such a product the roots
+are independent of each other (docs/certificates.md).
+
+A product over a set of elements is always a square only if the number of nonsquares in the set is always even. No
+nonempty set has this property if the observed sets of nonsquares span all sets under addition modulo 2, however they
+were drawn.
 """
 
 from __future__ import annotations
@@ -14,16 +15,22 @@ from .value import Array
 
 
 class ResidueCharacters:
-    """Of one radicand: the span of the sets of its elements that were seen to be no squares."""
+    """Span of the sets of elements of one radicand that were seen to be nonsquares."""
 
     def __init__(self) -> None:
-        # highest element -> a set, as bits
+        # Highest element -> a set as a bit mask
         self._basis: dict[int, int] = {}
         self._different = 0
 
     def record_nonsquares(self, elements: Array, bad: Array) -> None:
-        """Take down an evaluation. ``elements``, ``bad`` (which are no squares): (draws, …). Elements that are one
-        polynomial, and so equal in every draw, count once."""
+        """Record one evaluation.
+
+        Elements that are equal in every draw are one polynomial and count once.
+
+        Args:
+            elements: elements of the radicand, (draws, …).
+            bad: True for nonsquares, (draws, …).
+        """
         columns = elements.reshape(len(elements), -1)
         first: dict[tuple[int, ...], int] = {}
         for i in range(columns.shape[1]):
@@ -43,4 +50,5 @@ class ResidueCharacters:
 
     @property
     def are_independent(self) -> bool:
+        """Return True if the observed sets span all sets of different elements."""
         return len(self._basis) >= self._different

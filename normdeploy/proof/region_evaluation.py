@@ -1,5 +1,4 @@
-"""A region of a graph, evaluated by a `ProofInterpreter`: its nodes as they stand there, with their attributes and
-initializers."""
+"""Evaluate the nodes of a region with their attributes and initializers in a `ProofInterpreter`."""
 
 from __future__ import annotations
 
@@ -42,13 +41,20 @@ FAILURES = (
 )
 
 NodeDefinition = Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]]
-"""Computes a node's outputs of its inputs and attributes."""
-# they mean what the standard's do
+"""Computes the outputs of a node from its inputs and attributes."""
+# Contrib ops with the same meaning as the standard's
 _NAMED = {(CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 
 def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
-    """The shape that the file states; a dim that it does not is a symbol of its own."""
+    """Read the shape that the file states.
+
+    Returns:
+        a size per axis; an open dim is a symbol of its own.
+
+    Raises:
+        NotProved: the rank is unknown.
+    """
     shape = graph.shape(t)
     if shape is None:
         raise NotProved(ProofFailure.SIZE, f"the rank of {t.name!r} is not known", t.name)
@@ -56,7 +62,17 @@ def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
 
 
 def evaluate_region(m: ProofInterpreter, region: Region, leaves: Mapping[int, Value]) -> Value:
-    """The value of the region's result. ``leaves``: by the id of their tensors."""
+    """Evaluate the result of a region.
+
+    Args:
+        leaves: values by the ids of the tensors.
+
+    Returns:
+        the value of ``region.y``.
+
+    Raises:
+        NotProved: an op is outside the language, or a premise does not hold.
+    """
     graph = region.graph
     env: dict[int, Any] = dict(leaves)
     for t in region.shape_leaves:
@@ -84,7 +100,10 @@ def evaluate_nodes(
 
     Args:
         env: gets their outputs, by the ids of the tensors.
-        definitions: what nodes compute that are not the standard's, by the ids of the nodes.
+        definitions: definitions of nodes that are not standard ops, by the ids of the nodes.
+
+    Raises:
+        NotProved: a node cannot be evaluated.
     """
     for node in nodes:
         m.node = id(node)
@@ -111,7 +130,7 @@ def evaluate_nodes(
 
 
 def _is_zero_point(node: gs.Node, i: int) -> bool:
-    """Whether input number ``i`` is QuantizeLinear's zero point, of the node itself or in its function's body."""
+    """Return True if input ``i`` is the zero point of QuantizeLinear: of the node itself or in its function body."""
     if node.domain == DOMAIN:
         row = function_op_row(node.domain, node.op)
         return row is not None and row.inputs[i : i + 1] == ("y_zero_point",)
@@ -119,7 +138,7 @@ def _is_zero_point(node: gs.Node, i: int) -> bool:
 
 
 class _ShapeOnlyTensor:
-    """A tensor of which only the shape is read."""
+    """Tensor of which only the shape is read."""
 
     def __init__(self, shape: tuple[Size, ...]) -> None:
         self.shape = shape
@@ -134,10 +153,10 @@ def _node_input(
         return env[id(t)]
     if id(t) in m.given:
         return m.given[id(t)]
-    # its type alone is asked for
+    # CastLike reads only the dtype of its second input.
     if node.op == "CastLike" and i == 1:
         return None
-    # 0 of a type, which alone tells
+    # A zero point of 0 matters only by its dtype.
     if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():
         return graph.dtype(t)
     if not graph.is_constant(t):
@@ -147,7 +166,17 @@ def _node_input(
 
 
 def constant_value(m: ProofInterpreter, graph: Graph, t: gs.Tensor, narrow: bool = False) -> Any:
-    """A constant of the file: whole numbers as they are, others as a value. ``narrow``: as for `Sampler.constant`."""
+    """Evaluate a constant of the file.
+
+    Args:
+        narrow: as in `Sampler.constant`.
+
+    Returns:
+        an array for integers and bools, else a value.
+
+    Raises:
+        NotProved: the constant cannot be computed.
+    """
     stored = m.draws.held.get(id(t))
     if stored is None:
         try:
@@ -162,7 +191,7 @@ def constant_value(m: ProofInterpreter, graph: Graph, t: gs.Tensor, narrow: bool
 
 
 def is_stored_as_half(graph: Graph, t: gs.Tensor) -> bool:
-    """Whether a constant was stored in float16, before Casts."""
+    """Return True if the constant was stored in float16, before Casts."""
     node = graph.producer(t)
     while node is not None and node.op in ("Cast", "CastLike", "Identity"):
         t = node.inputs[0]
@@ -181,10 +210,13 @@ def _evaluate_node(m: ProofInterpreter, graph: Graph, node: gs.Node, inputs: lis
 def apply_op_of_domain(
     m: ProofInterpreter, op: str, domain: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int
 ) -> tuple[Any, ...]:
-    """The outputs of one node.
+    """Evaluate one node.
+
+    Returns:
+        its outputs.
 
     Raises:
-        NotProved: the op is outside of the language, or a premise does not hold.
+        NotProved: the op is outside the language, or a premise does not hold.
     """
     if (row := function_op_row(domain, op)) is not None:
         return _evaluate_function(m, row, inputs, attrs, opset)
@@ -223,11 +255,13 @@ def apply_op_of_domain(
 
 
 def _require_known_parts(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
-    """A norm's node has no input and no attribute but those whose meaning is known. Of the standard's own ops onnx's
-    checker says so; onnxruntime's in the default domain (SimplifiedLayerNormalization) have no schema there.
+    """Check that a norm node has only inputs and attributes of known meaning.
+
+    For the standard's own ops, onnx's checker does this. Ops of onnxruntime in the default domain
+    (SimplifiedLayerNormalization) have no schema there.
 
     Raises:
-        NotProved: it has.
+        NotProved: it has others.
     """
     if len(inputs) > len(row.inputs):
         raise NotProved(
@@ -250,14 +284,14 @@ def _shape_as_integers(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
 def _evaluate_function(
     m: ProofInterpreter, row: NormOp, inputs: list[Any], attrs: Mapping[str, Any], opset: int
 ) -> tuple[Any, ...]:
-    """An op whose function body travels in the file, by that."""
+    """Evaluate an op by the function body that the file carries."""
     opset = max(opset, row.since)
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
         if row.is_quantized_by_row and "result" in known:
-            # the rest is a function of the norm's rows that is not looked into
+            # The rest stays opaque: a function of the norm's rows.
             kind = known["y_zero_point"]
             least = float(attrs["least"])
             largest = float(attrs["largest"])

@@ -1,4 +1,4 @@
-"""Which elements are drawn again where rows have no root in the field; the others stay."""
+"""Choose the elements to redraw if rows have no root in the field; the others stay."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from ..graphs.symbolic_sizes import AxisSize
 from .interpreter import RandomDraws
 from .proof_errors import RedrawRows
 
-# redraws of one kind: each halves the rows that are bad
+# Redraws of one kind; each halves the number of bad rows
 _ROUNDS = 24
 
 
 def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
-    """Draw the elements again of which a row without a root is made.
+    """Redraw the elements that a row without a root depends on.
 
-    What good rows are made of as well (a bias that is added to all of them) stays, or all rows would have to be good by
-    chance at once: first the leaf whose axes the bad rows are told by is drawn again, then whatever belongs to as few
-    rows, then all; and so on. Where the radicand is an element plus c (the variance of a BatchNorm), the element is
-    drawn as s² − c for a random s: a polynomial in s, of twice the degree.
+    Elements that good rows depend on too, such as a bias added to all rows, stay; otherwise all rows would have to be
+    good at once by chance. First the leaf whose axes distinguish the bad rows is redrawn, then all elements that belong
+    to as few rows, then all elements, in turn.
+
+    A radicand may be an element plus c, as the variance of a BatchNorm is. Then the element is drawn as s² − c for a
+    random s, a polynomial in s of twice the degree.
+
+    Args:
+        draws: gets the new elements.
+        e: the rows without a root.
+        p: the prime.
     """
     drawn = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
     masks = {k: _elements_in_rows(e, k[-1], v.shape) for k, v in drawn.items()}
@@ -43,19 +50,19 @@ def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
             random_ = [draws.rng.randrange(1, p) for _ in range(count)]
             fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh
-            # what was taken down of scales and shifts was with other parameters
+            # The recorded scales and shifts belong to other parameters.
             if key[0] == "constant":
                 draws.affine = []
 
 
 def _leaves_of_mask(e: RedrawRows) -> set[int]:
-    """The leaves by whose axes the rows of the mask are told."""
+    """Return the leaves whose axes distinguish the rows of the mask; -1 means an axis of no leaf."""
     varying = [atom for atom, n in zip(e.atoms, e.mask.shape[1:], strict=True) if n > 1]
     return {atom.label[0] if isinstance(atom, AxisSize) else -1 for atom in varying}
 
 
 def _elements_in_rows(e: RedrawRows, atoms: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
-    """Which elements of a tensor of these atoms belong to the rows of the mask."""
+    """Mark the elements of a tensor of these atoms that belong to the rows of the mask."""
     if e.mask is None:
         return np.ones(shape, dtype=bool)
     mask, left, places = e.mask, list(enumerate(atoms)), {}
@@ -81,7 +88,7 @@ def _elements_in_rows(e: RedrawRows, atoms: tuple[Any, ...], shape: tuple[int, .
 
 
 def _may_be_same_axis(own: Any, atom: Any) -> bool:
-    """Whether two axes of one size can be the same axis: what the same leaf calls otherwise is another."""
+    """Return True if two axes of one size may be the same axis; different labels of one leaf are different axes."""
     return (
         not isinstance(own, AxisSize)
         or not isinstance(atom, AxisSize)

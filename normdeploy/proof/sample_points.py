@@ -1,9 +1,8 @@
-"""Which places of a tensor are alike: those that no op of the language tells apart.
+"""Group the places of a tensor into classes that no op of the language distinguishes.
 
-Every place of an atom is treated like every other. So what is to be seen of a tensor's elements one by one (where a NaN
-goes, whether a radicand is always a square) is seen of one element of each class. A class is told by which of its
-places are equal, of axes that share an atom, as those of a square do; and by the parts that its places belong to, of
-axes that are joined.
+The language treats all places of an atom alike. So a property of single elements (where a NaN goes, whether a radicand
+is always a square) needs one element per class only. Two features determine a class: which of its places are equal
+along axes that share an atom, as in a square, and which parts of joined axes its places belong to.
 """
 
 from __future__ import annotations
@@ -19,19 +18,26 @@ from ..graphs.symbolic_sizes import Size
 from .axis_plan import AxisPlan
 from .value import Array
 
-# whether it is a part (which are not alike); of which atom; which point or part
+# (True for a part, as parts are not alike; its atom; number of the point or part)
 _Mark = tuple[bool, Any, int]
 _Point = tuple[_Mark, ...]
 
 
 def equivalence_classes(plan: AxisPlan, atoms: Sequence[Size]) -> Array:
-    """A number for each element of a tensor of these atoms, equal for those that are alike; of the shape of their
-    points."""
+    """Number the elements of a tensor by class.
+
+    Returns:
+        an integer array in the shape of the points, equal for equivalent elements.
+    """
     return _label_classes(tuple(_atom_points(plan, atom) for atom in atoms))
 
 
 def representative_places(plan: AxisPlan, atoms: Sequence[Size]) -> list[int]:
-    """The places of elements, in row-major order: the first, the last, and one of each class besides theirs."""
+    """Choose one element per class.
+
+    Returns:
+        flat row-major indices: the first element, the last, then one of each other class.
+    """
     labels = equivalence_classes(plan, atoms).reshape(-1)
     labelled, first = np.unique(labels, return_index=True)
     known = {int(labels[0]), int(labels[-1])}
@@ -61,7 +67,7 @@ def _label_classes(axes: tuple[tuple[_Point, ...], ...]) -> Array:
 
 
 def _canonical_points(points: tuple[_Point, ...]) -> tuple[Any, ...]:
-    """Points by the order in which they come, of each atom; parts as they are."""
+    """Number the points of each atom in order of appearance; parts keep their numbers."""
     order: dict[Any, dict[int, int]] = {}
     told: list[Any] = []
     for is_part, name, i in itertools.chain.from_iterable(points):

@@ -1,5 +1,4 @@
-"""What an evaluation begins with: leaves, constants and sizes at a few points of each axis, in the field and as
-floats."""
+"""Create leaves, constants and sizes of an evaluation at a few points of each axis, in the field and as floats."""
 
 from __future__ import annotations
 
@@ -25,57 +24,75 @@ from .proof_errors import NotProved, ProofFailure
 from .quadratic_residues import ResidueCharacters
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
-# elements of a constant whose digest takes longer than what is done with it
+# From this size on, the digest of a constant takes longer than its use
 _LARGE = 2**12
-# inputs that are looked at together; two fix a scale and shift, the others test it. In floats the last one is zero
+# Draws evaluated together: two fix a scale and shift, the others test it; in floats, the last draw is zero
 DRAWS = 4
 
 
 @dataclass
 class RandomDraws:
-    """What stays from one beginning of an evaluation to the next: random elements, and whose roots were seen to be
-    none."""
+    """State that survives a restart of the evaluation: random elements, and the characters of the radicands.
+
+    Attributes:
+        rng: source of the elements.
+        elements: random elements by ("leaf" or "constant", …, atoms), ("weights", atom) and others.
+        symbols: the value of each symbol's root in the field, and the symbol as a float.
+        seen: nonsquares of each radicand, by its number.
+        epsilons: exact epsilon (residue, float) by the id of a node after the rewrite.
+        opaque: value of an unknown function by (function, argument).
+        work: operations of the whole proof.
+        length: bits of the prime.
+        redraws: number of redraws for lack of a root.
+        flipped: True if roots of constants of large height take the other sign.
+        counts: element counts of which constants are read as fractions; empty for none.
+        read: constants read as fractions, with their readings.
+        affine: scale and shift between both sides, per result, for each choice of sizes.
+        held: constants of the file, by the ids of their tensors.
+        turn: in floats only: the shift of the single place that all taps of a convolution read (`proof.convolutions`);
+            0 if each tap reads its own place.
+    """
 
     rng: random.Random
-    # by ("leaf" or "constant", …, atoms), ("weights", atom), …
     elements: dict[Any, Array] = field(default_factory=dict)
-    # a symbol's value in the field and as a number
     symbols: dict[str, tuple[int, float]] = field(default_factory=dict)
     weights: dict[Any, Array] = field(default_factory=dict)
-    # by the number of the radicand: which elements were no squares
     seen: dict[int, ResidueCharacters] = field(default_factory=dict)
-    # id of a node after -> its exact epsilon
     epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)
-    # (an unknown function, its argument) -> its value
     opaque: dict[tuple[object, int], int] = field(default_factory=dict)
-    # of the whole proof
     work: OperationBudget = field(default_factory=OperationBudget)
-    # of the prime, in bits
     length: int = BITS
-    # how often elements were drawn again, for want of a root
     redraws: int = 0
-    # whether roots of constants that are no small fractions have the other sign
     flipped: bool = False
-    # numbers of elements, of which constants are read as fractions; empty: none is
     counts: frozenset[int] = frozenset()
-    # constants that were read so, and as what
     read: dict[float, str] = field(default_factory=dict)
-    # scales and shifts between both sides, of each result, at each choice of sizes
     affine: list[Any] = field(default_factory=list)
-    # constants of the file, by the ids of their tensors
     held: dict[int, StoredConstant] = field(default_factory=dict)
-    turn: int = (
-        # of floats alone: which one place all taps of a convolution read (`proof.convolutions`); 0: places of their own
-        0
-    )
+    turn: int = 0
 
 
 class StoredConstant:
-    """A constant of the file, looked at once."""
+    """Constant of the file, examined once.
+
+    Attributes:
+        array: elements in float32 or float64.
+        rest: float64 correction of the elements; None if there is none.
+        half: True if the constant was stored in float16.
+        finite: True if all elements are finite.
+        uniform: True if all elements are equal.
+        nonzero: True if no element is zero.
+        sign: sign of all elements (`Value.sign`).
+        below: sign of their negatives (`Value.below`).
+    """
 
     def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
-        """``array`` + ``rest``: the elements, in float32 (not copied) or float64; a rest has no more than their last
-        digits (`graphs.exact_constants`). ``half``: it was stored in float16."""
+        """Examine the elements ``array`` + ``rest``.
+
+        Args:
+            array: elements; float32 is not copied, other types become float64.
+            half: it was stored in float16.
+            rest: at most the last digits of the elements (`graphs.exact_constants`).
+        """
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
         self.rest = rest
@@ -87,21 +104,35 @@ class StoredConstant:
 
     @property
     def structure_key(self) -> tuple[object, ...]:
-        """All that an evaluation may ask of it besides its elements."""
+        """Return all properties that an evaluation reads besides the elements."""
         return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below
 
     @cached_property
     def content_key(self) -> object:
-        """Equal for equal elements in equal order, whatever the shape; of large constants as `compare_contents`
-        found."""
+        """Return a key that is equal for equal elements in equal order, in any shape.
+
+        For large constants, `compare_contents` sets it.
+        """
         return hashlib.sha256(np.ascontiguousarray(self.elements_at()).data).digest()
 
     def first_element(self) -> float:
-        """The first element in float64."""
+        """Return the first element.
+
+        Returns:
+            a Python float, with the correction added.
+        """
         return float(self.array.reshape(-1)[0]) + (0.0 if self.rest is None else float(self.rest.reshape(-1)[0]))
 
     def elements_at(self, lengths: Sequence[int] | None = None, chosen: Sequence[Sequence[int]] | None = None) -> Array:
-        """The elements in float64, laid out along axes of ``lengths``, of which the places ``chosen`` are asked for."""
+        """Return the elements, or some of them.
+
+        Args:
+            lengths: shape to lay the elements out in; None for their own.
+            chosen: places along each axis; None for all.
+
+        Returns:
+            a float64 array.
+        """
         parts = []
         for part in (self.array, self.rest):
             if part is not None:
@@ -116,8 +147,10 @@ class StoredConstant:
 
 
 def _min_and_max(array: Array) -> tuple[float, float]:
-    """The least and the largest element, both NaN where an element is. By pieces, which the second look finds in the
-    processor's cache."""
+    """Return the smallest and the largest element; NaN if any element is NaN.
+
+    It works in pieces, so that the second pass finds them in the processor's cache.
+    """
     if not array.size:
         return 1.0, 1.0
     flat = array.reshape(-1)
@@ -126,8 +159,10 @@ def _min_and_max(array: Array) -> tuple[float, float]:
 
 
 def compare_contents(constants: Iterable[StoredConstant]) -> None:
-    """Say of all large constants of a proof which have equal contents, without their digests, which take longer than
-    all the rest."""
+    """Set the content keys of all large constants of a proof by comparing them.
+
+    Digests would take longer than all the rest.
+    """
     known: dict[int, list[StoredConstant]] = {}
     for constant in constants:
         size = constant.array.size
@@ -141,7 +176,7 @@ def compare_contents(constants: Iterable[StoredConstant]) -> None:
 
 
 def _have_equal_elements(one: StoredConstant, other: StoredConstant) -> bool:
-    # which tell most apart
+    # A few elements distinguish most constants.
     ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)
     if not np.array_equal(ones[few], others[few]) or not np.array_equal(ones, others):
         return False
@@ -149,7 +184,16 @@ def _have_equal_elements(one: StoredConstant, other: StoredConstant) -> bool:
 
 
 class Sampler:
-    """Makes `Value`s. Without a field only the floats are computed."""
+    """Create `Value`s. Without a field, only the floats are computed.
+
+    Attributes:
+        plan: layout of the axes.
+        draws: random elements.
+        gf: the field; None for floats only.
+        real: float type.
+        work: operations of the proof.
+        bits: bits of the prime; 0 without a field.
+    """
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         self.plan = plan
@@ -159,21 +203,27 @@ class Sampler:
         self.work, self.bits = draws.work, 0 if gf is None else gf.p.bit_length()
 
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
-        """A constant of the file: a number where all its elements are one, else elements of their own (any, in the
-        field).
+        """Evaluate a constant of the file.
 
-        ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
+        If all elements are equal, it is that number. Otherwise its elements are variables: random in the field.
+
+        Args:
+            narrow: float32 elements may stay float32, for a caller that multiplies them by float64.
+
+        Returns:
+            the value; without residues if an element is not finite.
+
+        Raises:
+            NotProved: the constant is empty.
         """
-        if isinstance(stored, StoredConstant):
-            stored = stored
-        else:
+        if not isinstance(stored, StoredConstant):
             stored = StoredConstant(stored)
         array = stored.array
         axes: Axes = tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not array.size:
             raise NotProved(ProofFailure.SIZE, "a constant of it has no element")
-        # no element of the field: nothing that depends on it is proved
+        # It has no residues, so nothing that depends on it is proved.
         if not stored.finite:
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
         if stored.uniform:
@@ -206,6 +256,16 @@ class Sampler:
         )
 
     def make_leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
+        """Draw a leaf.
+
+        Args:
+            key: number of the leaf.
+            shape: its sizes.
+            reals: returns floats for the given point counts.
+
+        Returns:
+            the value, with `DRAWS` random draws in the field.
+        """
         labels = itertools.count()
         axes: Axes = tuple(tuple(AxisSize(a, (key, next(labels))) for a in self.plan.atoms_of(s)) for s in shape)
         counts = tuple(self.plan.point_count(a) for axis in axes for a in axis)
@@ -223,7 +283,11 @@ class Sampler:
         )
 
     def random_elements(self, key: Any, shape: tuple[int, ...]) -> Array:
-        """Random elements of the field that stay the same until they are drawn again."""
+        """Return random field elements that stay the same until they are redrawn.
+
+        Returns:
+            elements in [1, p), in ``shape``.
+        """
         assert self.gf is not None
         drawn = self.draws.elements.get(key)
         if drawn is None or drawn.shape != shape:
@@ -233,6 +297,11 @@ class Sampler:
         return drawn
 
     def number(self, value: Fraction | int | float) -> Value:
+        """Evaluate a number exactly.
+
+        Returns:
+            a value without axes.
+        """
         f: Array = np.full((1,), float(value), dtype=self.real)
         if self.gf is None:
             a = None
@@ -247,7 +316,11 @@ class Sampler:
         )
 
     def size_value(self, size: Size) -> Value:
-        """A size as a number."""
+        """Evaluate a size as a number.
+
+        Returns:
+            a value without axes.
+        """
         values = {s: self._symbol_value(s) for s in size.symbols()}
         f: Array = np.full((1,), float(size.evaluate({s: v[1] for s, v in values.items()})), dtype=self.real)
         a = None
@@ -256,7 +329,7 @@ class Sampler:
         return Value((), a, f, sign=sign_of_size(size), size=size, sized=bool(values), nonzero=size.is_positive)
 
     def _symbol_value(self, name: str) -> tuple[int, float]:
-        """A random square in the field, and some size; a square, so that roots of sizes are at hand."""
+        """Return a symbol as a random square in the field, and as a float. Squares provide the roots of sizes."""
         if name not in self.draws.symbols:
             if self.gf is not None:
                 q = self.draws.rng.randrange(2, self.gf.p)
@@ -267,12 +340,12 @@ class Sampler:
         return (q * q % self.gf.p if self.gf is not None else 0), n
 
     def _sampled_places(self, atom: Size) -> list[int]:
-        """Which places of a constant's axis the points stand for."""
+        """List the places of a constant's axis that the points represent."""
         if atom in self.plan.joins:
             return self._sampled_joined_places(atom)
         n = self.plan.place_count(atom)
         k = self.plan.point_count(atom)
-        # more than n of an axis of any length
+        # An axis of arbitrary length may have more than n points.
         return list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
 
     def _sampled_joined_places(self, atom: Size) -> list[int]:
@@ -287,7 +360,7 @@ class Sampler:
         return joined
 
     def _point_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
-        """Of the points of an atom: they add up to its size. None where there is a point for each place."""
+        """Return the weights of an atom's points, which add up to its size; None if each place has a point."""
         if not self.plan.is_sampled(atom):
             return None, None
         if atom in self.plan.joins:
@@ -326,6 +399,11 @@ def _sign_of_numbers(numbers: Array | Fraction | float) -> int:
 
 
 def sign_of_size(size: Size) -> int:
+    """Return the sign of a size for all values of its symbols.
+
+    Returns:
+        POSITIVE, NOT_NEGATIVE, or NEGATIVE if unknown.
+    """
     if size.is_positive:
         return POSITIVE
     if size.is_nonnegative:

@@ -1,9 +1,8 @@
-"""What a rewrite computed, and what stands in the file: each stored number is the exact one, rounded once.
+"""Check that each number that a rewrite computed is stored as the exact one, rounded once.
 
-Where a rewrite computes gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w), the field shows that before = A·after
-+ B for each element, with A and B that don't depend on the input. Here the numbers are looked at: with the parameters
-as they were computed, in float64, A is one and B is zero; and each element that is stored lies within half an ulp of
-the computed one.
+A rewrite may compute gamma, beta or epsilon (γ·√((n−1)/n), ε·(n−1)/n, 1 + w). For these, the field shows before =
+A·after + B for each element, with A and B independent of the input. This module checks the numbers: with the parameters
+as computed in float64, A is one and B is zero. Each stored element lies within half an ulp of the computed one.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from .nonfinite_checks import Pattern, evaluate_in_floats
 from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 from .value import Value
 
-# of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more
+# Tolerance of the float64 evaluation of both sides; half an ulp of float32 is 2^-25 or more
 _CLOSE = 2.0**-34
-# of long doubles, where a parameter is stored in float64
+# Tolerance in long doubles, used if a parameter is stored in float64
 _CLOSER = 2.0**-46
-# where constants before are roundings in float32: what is measured with them is off by a few of its ulp
+# Tolerance if constants before the rewrite are float32 roundings: values measured with them are off by a few ulp
 _READ = 2.0**-21
-# of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
+# Tolerance relative to the sum of the terms' magnitudes: float64 loses a few ulp of that for each term
 _TERMS = 2.0**-40
-# of an epsilon, a quotient of differences in float64
+# Tolerance of an epsilon, a quotient of differences in float64
 _SOLVED = 2.0**-40
-# half of the smallest subnormal
+# Half of the smallest subnormal
 _LEAST = {
     "float64": 2.0**-1075,
     "float32": 2.0**-150,
@@ -47,11 +46,16 @@ _LEAST = {
 
 
 class _FullPlan(AxisPlan):
-    """A plan in which the axes along which constants vary have a point for each place."""
+    """Plan with one point per place along the axes in ``laid``, along which constants vary."""
 
     laid: frozenset[Size] = frozenset()
 
     def point_count(self, atom: Size) -> int:
+        """Count the points of an atom.
+
+        Returns:
+            the number of places for atoms in ``laid``, else as in `AxisPlan`.
+        """
         if atom not in self.joins:
             n = atom.constant_value
         else:
@@ -62,10 +66,14 @@ class _FullPlan(AxisPlan):
 
 
 def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mapping[int, float], read: bool) -> None:
-    """Raises NotProved where a computed parameter is not what it should be.
+    """Check that each computed parameter has the right value.
 
-    ``epsilons``: by place among the nodes after. ``read``: constants before stand for fractions that they are roundings
-    of.
+    Args:
+        epsilons: exact epsilon by the index of the node in ``sides.nodes``.
+        read: constants before the rewrite were read as the fractions that they round.
+
+    Raises:
+        NotProved: a parameter has another value.
     """
     full = _full_plan(plan)
     new = [c for c in sides.after_constants() if sides.graph is not None and id(c) in sides.graph.exact]
@@ -90,7 +98,7 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
         finite = np.isfinite(old) & np.isfinite(after)
         dy = old[1] - old[0]
         dz = after[1] - after[0]
-        # a row of zeros is the shift alone, or 0/0
+        # A row of zeros gives the shift alone, or 0/0.
         apart = np.abs(after[0] - after[2]) + np.abs(after[1] - after[2])
         apart = np.where(np.isfinite(apart), apart, np.abs(dz))
         scale = np.abs(dz - dy) <= close * apart
@@ -107,8 +115,14 @@ def _full_plan(plan: AxisPlan) -> _FullPlan:
 
 
 def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, held: dict[int, StoredConstant]) -> None:
-    """Raises NotProved where a constant of a fold is not the value of its expression. ``held``: constants that were
-    read before."""
+    """Check that each constant of a fold has the value of its expression.
+
+    Args:
+        held: constants already read, by the ids of their tensors.
+
+    Raises:
+        NotProved: a constant has another value.
+    """
     new = e.computed_constants()
     full = _full_plan(plan)
     while True:
@@ -126,7 +140,7 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
             raise NotProved(ProofFailure.STORED, f"{c.name!r} is no constant that was computed", c.name)
         shape = graph.exact.shape(id(c))
         laid = _elements_in_order(full, values[id(c)], shape)
-        # whose magnitude is less than the sum of those of its terms
+        # First compare with the magnitude of the result, which is at most the sum of the magnitudes of its terms.
         if _is_near(laid, graph, c, laid):
             continue
         with evaluator.silence_numpy():
@@ -140,27 +154,31 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
 
 
 def _is_near(stored: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray) -> bool:
-    """Whether a constant's elements are what float64 makes of sums of such magnitudes."""
+    """Return True if a constant's elements are within `_TERMS` of ``stored``, relative to the magnitudes ``terms``."""
     each = graph.exact.exact_pieces(id(c))
     return all((np.abs(stored[places] - exact) <= _TERMS * np.abs(terms[places])).all() for places, exact in each)
 
 
 def _elements_in_order(plan: AxisPlan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
-    """The elements in row-major order."""
-    # which fails where they are too few or many
+    """Return the elements as a flat array in row-major order."""
+    # The reshape fails if the number of elements differs.
     laid = np.broadcast_to(v.f, (1, *(plan.point_count(x) for x in v.atoms))).reshape(shape)
     return laid.reshape(-1)
 
 
 def _constant_lengths(graph: Graph, e: ComputedConstants, new: list[gs.Constant]) -> set[Size]:
-    """The lengths of all axes along which constants of the fold vary."""
+    """Collect the lengths of all axes along which constants of the fold vary."""
     constants = [t for n in e.nodes for t in n.inputs if not t.is_empty() and graph.is_constant(t)]
     arrays = [v for t in constants if (v := graph.known_value(t)) is not None]
     return {Size.from_int(n) for v in (*arrays, *e.weights, *(c.values for c in new)) for n in v.shape}
 
 
 def check_stored_bytes(sides: Equivalence) -> None:
-    """Raises NotProved where a constant that a rewrite computed is stored as something else than itself, rounded."""
+    """Check that each computed constant is stored as itself, rounded.
+
+    Raises:
+        NotProved: the shape differs, or an element is more than half an ulp off.
+    """
     for c in sides.after_constants():
         if sides.graph is None or id(c) not in sides.graph.exact:
             continue
@@ -178,8 +196,10 @@ def check_stored_bytes(sides: Equivalence) -> None:
 
 
 def _is_rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
-    """Whether ``held`` is what IEEE's rounding to nearest makes of ``exact``; ml_dtypes rounds to bfloat16 in two
-    steps."""
+    """Return True if ``stored`` is ``exact`` rounded to nearest, as IEEE defines it.
+
+    ml_dtypes rounds to bfloat16 in two steps.
+    """
     if stored.dtype not in (np.float16, np.float32, np.float64):
         return False
     with np.errstate(all="ignore"):
@@ -187,12 +207,19 @@ def _is_rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
 
 
 def _require_half_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
-    """``off``: relative error of ``exact`` itself."""
+    """Require that each stored element is within half an ulp of the exact one.
+
+    Args:
+        off: relative error of ``exact`` itself.
+
+    Raises:
+        NotProved: an element is further off.
+    """
     unit = UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["float32"])
     least = _LEAST.get(dtype, 0.0)
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(stored)
-        # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
+        # |stored| lies in [2^(e−1), 2^e), and an ulp there is 2·unit·2^(e−1).
         half = np.maximum(np.ldexp(unit, exponent - 1), least)
         if not (np.abs(stored - exact) <= half + off * np.abs(exact)).all():
             worst = int(np.argmax(np.abs(stored - exact).reshape(-1)))

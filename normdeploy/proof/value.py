@@ -1,4 +1,4 @@
-"""A tensor under proof: its elements at the sampled places, in the field and as floats."""
+"""Represent a tensor under proof: its elements at the sampled places, in the field and as floats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from .degree import ZERO, Degree
 
 Array = np.ndarray[Any, Any]
 
-# what structure says of the sign at every real input; NEGATIVE: nothing
+# Sign at every real input, as far as the structure shows; NEGATIVE: unknown
 NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2
 
 
 def axis_identity(atom: Size) -> Any:
-    """Which axis an atom is, where a leaf or a convolution says so; else its size, which others may have."""
+    """Return a key that identifies an axis.
+
+    Returns:
+        the label given by a leaf or a convolution, else the size, which other axes may share.
+    """
     if isinstance(atom, AxisSize):
         return atom.label
     return atom
@@ -27,11 +31,27 @@ def axis_identity(atom: Size) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """``a`` and ``f`` have one axis for the draws and one for each atom of ``axes``; length 1 where nothing varies
+    """Tensor under proof.
+
+    The first axis of ``a`` and ``f`` is the draw; then one axis per atom of ``axes``, with length 1 if nothing varies
     along it.
 
-    ``a`` is None where only floats are asked for. ``data``: depends on a leaf. ``size``: the polynomial that a scalar
-    made of sizes is.
+    Attributes:
+        axes: atoms of each axis.
+        a: residues; None if only floats are computed.
+        f: floats.
+        data: True if it depends on a leaf.
+        sign: sign at every real input, as far as the structure shows.
+        degree: places named in numerator and denominator.
+        size: polynomial in the dims, for a scalar made of sizes; else None.
+        sized: True if it depends on a symbol.
+        nonzero: True if no element is zero, at any place and size.
+        roots: numbers of the radicands whose roots multiply to this value, which is zero only if one of them is; None
+            for other values.
+        sums: atoms that it holds sums over.
+        fixed: axes (`axis_identity`) along which a root or a divisor with sums varies; they cannot be summed over.
+        drawn: (key in `RandomDraws.elements`, c): each element is a drawn one plus c; None otherwise.
+        below: sign of −x, as far as the structure shows, for x − (−epsilon).
     """
 
     axes: Axes
@@ -41,42 +61,46 @@ class Value:
     sign: int = NEGATIVE
     degree: Degree = ZERO
     size: Size | None = None
-    # depends on a symbol
     sized: bool = False
-    # no element is zero, at any place and any size
     nonzero: bool = False
-    roots: frozenset[int] | None = (
-        # a product of roots of these radicands of this proof: zero at most where one of them is
-        None
-    )
-    # the atoms that it holds sums over
+    roots: frozenset[int] | None = None
     sums: frozenset[Size] = frozenset()
-    # the axes (`axis_identity`) along which a root or a divisor varies that holds sums: they are not summed
     fixed: frozenset[Any] = frozenset()
-    # (key in `Draws.elements`, c): each element is one of those drawn, plus c
     drawn: tuple[Any, int] | None = None
-    # what structure says of the sign of -x, for x - (-epsilon)
     below: int = NEGATIVE
 
     @property
     def atoms(self) -> Atoms:
+        """Return the atoms of all axes in order."""
         return tuple(atom for axis in self.axes for atom in axis)
 
     @property
     def shape(self) -> tuple[Size, ...]:
+        """Return the size of each axis."""
         return tuple(product_of_sizes(axis) for axis in self.axes)
 
     def array_axes(self, axis: int) -> range:
-        """The axes of the arrays that hold axis ``axis``."""
+        """Return the axes of ``a`` and ``f`` that hold axis ``axis``.
+
+        Returns:
+            a range; empty for an axis of size 1.
+        """
         start = 1 + sum(len(a) for a in self.axes[:axis])
         return range(start, start + len(self.axes[axis]))
 
     def varies_along(self, axis: int) -> bool:
-        """Whether it does along an axis; what an Expand has laid out does not."""
+        """Return True if the elements vary along an axis. They do not along an axis that an Expand added."""
         return any(self.f.shape[s] > 1 for s in self.array_axes(axis))
 
     def with_axes(self, axes: Axes, permutation: list[int] | None = None) -> Value:
-        """The same elements with other axes; ``permutation`` of the arrays' axes, None where they stay in order."""
+        """Replace the axes.
+
+        Args:
+            permutation: permutation of the arrays' axes; None to keep their order.
+
+        Returns:
+            the same elements with other axes.
+        """
 
         def transpose_array(x: Array | None) -> Array | None:
             if x is None or permutation is None:
@@ -88,14 +112,27 @@ class Value:
         return replace(self, axes=axes, a=transpose_array(self.a), f=f)
 
     def varying_atoms(self) -> Atoms:
+        """Return the atoms along which the floats vary.
+
+        Returns:
+            atoms in order.
+        """
         return tuple(atom for atom, n in zip(self.atoms, self.f.shape[1:], strict=True) if n > 1)
 
     def varying_axes(self) -> frozenset[Any]:
-        """The axes along which it varies."""
+        """Return the axes along which the value varies.
+
+        Returns:
+            identities of the axes (`axis_identity`).
+        """
         return frozenset(map(axis_identity, self.varying_atoms()))
 
     def drop_constant_axes(self, array: Array) -> tuple[Atoms, Array]:
-        """The atoms along which ``array`` (``a`` or ``f``) varies, and it without the others."""
+        """Drop the axes along which ``array``, which is ``a`` or ``f``, does not vary.
+
+        Returns:
+            the other atoms, and the array along them.
+        """
         kept = [i for i, n in enumerate(array.shape[1:]) if n > 1]
         atoms = self.atoms
         return tuple(atoms[i] for i in kept), array.reshape(array.shape[0], *(array.shape[1 + i] for i in kept))
@@ -103,8 +140,12 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Magnitude:
-    """|x| of what may be negative: no value of the field, only its square is one. ``floats``: its elements, without
-    residues."""
+    """Absolute value |x| of a value that may be negative. Only its square is a value of the field.
+
+    Attributes:
+        square: x².
+        floats: |x| in floats, without residues.
+    """
 
     square: Value
     floats: Value
@@ -112,7 +153,13 @@ class Magnitude:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Logarithm:
-    """q·log(t): no value of the field; its exponential is t^q."""
+    """Logarithm q·log(t), outside the field; its exponential is t^q.
+
+    Attributes:
+        t: argument.
+        q: factor.
+        floats: q·log(t) in floats, without residues.
+    """
 
     t: Value
     q: Fraction

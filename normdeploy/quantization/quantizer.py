@@ -62,7 +62,6 @@ def quantize_model(
     proto: onnx.ModelProto,
     wish: QuantizationRequest,
     split: SampleSplit | None,
-    inputs: Sequence[InputSpec] = (),
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, QuantizationReport]:
     """Quantize the linear layers of a model.
@@ -70,7 +69,6 @@ def quantize_model(
     Args:
         proto: a float32 model with its weights, its norms single nodes; not changed.
         split: the samples; None only for INT4 weights and dynamic ranges, which are then not judged.
-        inputs: inputs of the model; not used yet.
 
     Returns:
         the quantized model and a report.

@@ -1,1 +1,1 @@
-"""What a verb did, as JSON, as tables for the terminal, and as a page."""
+"""Write a verb's results as JSON, as tables for the terminal, and as a page."""

@@ -1,5 +1,4 @@
-"""Pictures of norms as SVG, in the page's own colours: boxes and arrows, each node one row below the lowest of those
-that it reads."""
+"""Draw norms as SVG in the page's colors: boxes and arrows, each node one row below the lowest of its inputs."""
 
 from __future__ import annotations
 
@@ -10,15 +9,23 @@ from typing import Any
 
 Place = tuple[float, float]
 
-# half the length of the shortest arrow: with more it would run back over itself
+# Half the length of the shortest arrow; a larger bend would run back over the arrow.
 _BEND = 8
-# that fit a box
+# Letters that fit in a box.
 _LETTERS = 22
 
 
 @dataclass(frozen=True)
 class DiagramLayout:
-    """Width and height of a box, the steps from one to the next, and the gap between an arrow's head and its box."""
+    """Sizes of a diagram in pixels.
+
+    Attributes:
+        wide: width of a box.
+        high: height of a box.
+        across: step from one box to the next in a row.
+        down: step from one row to the next.
+        gap: space between an arrow's head and its box.
+    """
 
     wide: float = 150
     high: float = 26
@@ -27,8 +34,17 @@ class DiagramLayout:
     gap: float = 3
 
     def box_centers(self, rows: Sequence[int], left: float, top: float, columns: int) -> list[Place]:
-        """The centres of boxes that stand in ``rows``, each row in the middle of as many ``columns``; ``top``: the
-        first row's centre."""
+        """Compute the centers of boxes, with each row centered.
+
+        Args:
+            rows: row of each box, 0 at the top.
+            left: left edge of the diagram.
+            top: center of the first row.
+            columns: most boxes in a row.
+
+        Returns:
+            (x, y) of each box.
+        """
         seen: dict[int, int] = {}
         boxes = []
         for at in rows:
@@ -42,8 +58,18 @@ class DiagramLayout:
         return boxes
 
     def draw_arrow(self, start: Place, end: Place, center: float, head: str) -> str:
-        """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows
-        between."""
+        """Draw an arrow from the lower edge of one box to the upper edge of another. It goes around the boxes of rows
+        between them.
+
+        Args:
+            start: center of the first box.
+            end: center of the second box.
+            center: x of the diagram's middle; the arrow passes on its own side of it.
+            head: id of the arrow's head.
+
+        Returns:
+            an SVG path.
+        """
         (x, y), (to_x, to_y) = (start[0], start[1] + self.high / 2), (end[0], end[1] - self.high / 2 - self.gap)
         if to_y - y < self.down:
             side = 0.0
@@ -57,7 +83,17 @@ class DiagramLayout:
         return f'<path d="M{x:g} {y:g} C{bends} {to_x:g} {to_y:g}" marker-end="url(#{head})"/>'
 
     def draw_frame(self, kind: str, x: float, y: float, more: float = 0) -> str:
-        """A box around a place, ``more`` wider than others."""
+        """Draw the frame of a box around a center.
+
+        Args:
+            kind: CSS class.
+            x: of the center.
+            y: of the center.
+            more: extra width.
+
+        Returns:
+            an SVG rectangle.
+        """
         wide = self.wide + more
         return (
             f'<rect class="{kind}" x="{x - wide / 2:g}" y="{y - self.high / 2:g}" width="{wide:g}"'
@@ -69,7 +105,15 @@ _PAGE = DiagramLayout()
 
 
 def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
-    """The picture of ``boxes`` (``records.Box`` as JSON). ``head``: an id of its own for the arrow's head."""
+    """Draw boxes and their arrows.
+
+    Args:
+        boxes: ``records.DiagramBox`` as JSON, each after its inputs.
+        head: id of the arrow's head, unique on the page.
+
+    Returns:
+        an SVG element.
+    """
     row: list[int] = []
     for box in boxes:
         row.append(max((row[i] + 1 for i in box["inputs"] if i < len(row)), default=0))
@@ -93,7 +137,11 @@ def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
 
 
 def diagram_caption(boxes: Sequence[Mapping[str, Any]]) -> str:
-    """The norm's own ops in words, for who does not see the picture."""
+    """Describe a diagram for readers who can't see it.
+
+    Returns:
+        the norm's own ops, separated by spaces.
+    """
     return " ".join(box["op"] for box in boxes if box["own"]) or "nothing is left of it"
 
 

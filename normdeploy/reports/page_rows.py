@@ -1,4 +1,4 @@
-"""The rows of the page's tables: what a terminal would show in one line, from the JSON report."""
+"""Build the rows of the page's tables from the JSON report; the terminal shows the same rows."""
 
 from __future__ import annotations
 
@@ -9,55 +9,75 @@ from typing import Any
 from ..findings.finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
 from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
-# of one table
+# Most rows of one table.
 _ROWS = 120
-# ops of one spelling
+# Most ops of one spelling.
 _CHIPS = 24
 
 
 @dataclass(frozen=True)
 class TruncatedRows:
-    """The first rows of a table, and how many are left out."""
+    """First rows of a table, and the number of rows left out."""
 
     rows: Sequence[Any]
     left_out: int
 
     @classmethod
     def truncate_rows(cls, rows: Sequence[Any]) -> TruncatedRows:
+        """Keep the first 120 rows.
+
+        Returns:
+            these rows and the number of rows left out.
+        """
         return cls(rows[:_ROWS], max(0, len(rows) - _ROWS))
 
 
 @dataclass(frozen=True)
 class PageRow:
-    """Norms, or islands of float32, that differ in nothing but the numbers in their names."""
+    """Norms, or float32 regions, that differ only in the numbers in their names.
+
+    Attributes:
+        name: common name.
+        count: number of norms or regions.
+        place: body or function; "" for the main graph.
+        kind: kind of the norm, or op type of the region.
+        found: op types of the spelling.
+        became: form after the rewrite; for a region, the largest magnitude.
+        failed: whether a certificate of the group failed.
+        tensor: output of the group's first member.
+        nodes: number of nodes of all members.
+    """
 
     name: str
     count: int
     place: str
     kind: str
     status: str
-    # op types
     found: tuple[str, ...]
     became: str
     reason: str
     notes: tuple[str, ...]
     proof: tuple[str, ...]
-    # a certificate among them did
     failed: bool
-    # of the first
     tensor: str
-    # of all
     nodes: int
 
 
 def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
-    """``norms`` of the JSON report, in its order."""
+    """Build the rows of ``norms`` of the JSON report.
+
+    Returns:
+        one row for each group of equal norms, in the report's order.
+    """
     return [_make_row(group) for group in group_findings(map(_parse_finding, told))]
 
 
 def island_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
-    """``precision.islands`` of the JSON report; ``found`` is the kind of reason, ``became`` the largest magnitude
-    seen."""
+    """Build the rows of ``precision.islands`` (float32 regions) of the JSON report.
+
+    Returns:
+        rows with the kind of reason in ``found`` and the largest magnitude seen in ``became``.
+    """
     values = {i["tensor"]: float(i["value"]) for i in told if i["value"] is not None and i["kind"] == "range"}
     kept = [
         Finding(
@@ -92,7 +112,7 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
 
 
 def _parse_finding(told: Mapping[str, Any]) -> Finding:
-    """The record that the report was made from."""
+    """Rebuild the finding that a part of the report was made from; its ``attempts`` stay empty."""
     known = {f.name: _freeze_value(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {
         "certificate": Certificate,
@@ -116,7 +136,7 @@ def _parse_record(kind: type, told: Mapping[str, Any]) -> Any:
 
 
 def _freeze_value(value: Any) -> Any:
-    """Lists become tuples; the words that stand for numbers which JSON lacks become these."""
+    """Turn lists into tuples, and the words "nan", "inf" and "-inf" into numbers, which JSON lacks."""
     if isinstance(value, list):
         return tuple(map(_freeze_value, value))
     if value in ("nan", "inf", "-inf"):

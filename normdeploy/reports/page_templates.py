@@ -1,8 +1,7 @@
-"""What every page is made with: one HTML file that asks no network for anything and runs no script.
+"""Render pages: one HTML file each, without network access and without scripts.
 
-The texts in it come from files that nobody vouches for: the templates escape them, `safe` strips them of control
-characters and cuts them, and the page's own policy (``templates/head.html``) forbids the browser whatever else they
-might name.
+Texts come from untrusted files. Templates escape them, `sanitize_texts` removes control characters and truncates them,
+and the page's content policy (``templates/head.html``) stops the browser from loading anything.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NEEDED = ("jinja2", "matplotlib")
 
 
 def require_page_libraries() -> None:
-    """Before any work: a page can be made.
+    """Check before any work that a page can be made.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -37,7 +36,10 @@ def require_page_libraries() -> None:
 
 
 def template_environment() -> jinja2.Environment:
-    """The templates, with the filters num, size, shape and whole.
+    """Load the templates.
+
+    Returns:
+        an environment with the filters num, size, shape and whole.
 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
@@ -57,7 +59,11 @@ def template_environment() -> jinja2.Environment:
 
 
 def sanitize_texts(value: Any, longest: int) -> Any:
-    """``value`` with its texts fit to be shown."""
+    """Escape control characters in all texts of ``value`` and truncate them to ``longest`` letters.
+
+    Returns:
+        value of the same structure; sequences become lists.
+    """
     if isinstance(value, str):
         text = escape_lines(value)
         if len(text) <= longest:
@@ -71,7 +77,11 @@ def sanitize_texts(value: Any, longest: int) -> Any:
 
 
 def format_number(value: Any) -> str:
-    """A measured number, three figures at most; what is not known is a dash."""
+    """Format a measured number with at most three digits.
+
+    Returns:
+        text; a dash for None.
+    """
     if value is None:
         return "–"
     number = float(value)
@@ -83,7 +93,11 @@ def format_number(value: Any) -> str:
 
 
 def keep_numbers_whole(text: str) -> Markup:
-    """``text`` with its numbers kept in one line: browsers break 1e-07 behind the hyphen."""
+    """Keep each number of ``text`` on one line; browsers break 1e-07 after the hyphen.
+
+    Returns:
+        escaped HTML.
+    """
     from markupsafe import Markup, escape
 
     pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
@@ -93,7 +107,11 @@ def keep_numbers_whole(text: str) -> Markup:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes as people say them."""
+    """Format a number of bytes.
+
+    Returns:
+        text with a unit, for example "1.5 MB".
+    """
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -101,4 +119,9 @@ def format_bytes(count: int) -> str:
 
 
 def format_shape(sizes: Sequence[int]) -> str:
+    """Format a shape.
+
+    Returns:
+        text, for example "3×224×224".
+    """
     return "×".join(map(str, sizes))

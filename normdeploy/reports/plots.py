@@ -1,4 +1,4 @@
-"""The plots of the report's page (``normdeploy.reports.svg_drawing`` makes them part of it)."""
+"""Draw the plots of the report's page (``normdeploy.reports.svg_drawing`` converts them for HTML)."""
 
 from __future__ import annotations
 
@@ -25,25 +25,31 @@ from .svg_drawing import (
     set_ordered_axes,
 )
 
-# op types shown one by one
+# Most op types that get a bar of their own.
 _OPS = 12
-# letters of a name
+# Most letters of a name.
 _NAME = 28
-# bits
+# Least bits of an exact proof.
 _LEAST = 80
-# that are drawn; more would make the page large
+# Most certificates drawn; more would make the page large.
 _CERTIFICATES = 10_000
 _FARTHEST = (
-    # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+    # A race's axis ends at this multiple of the slowest median; else outliers of a busy machine take all the room.
     3
 )
-# of one runtime's drift
+# Most points of one runtime's drift.
 _POINTS = 1000
 
 
 @dataclass(frozen=True)
 class Plot:
-    """``svg`` is an element for an HTML document; ``alt`` says in words what it shows."""
+    """Plot for the page.
+
+    Attributes:
+        caption: sentence below the plot.
+        alt: plot in words, for readers who can't see it.
+        svg: element for an HTML document.
+    """
 
     caption: str
     alt: str
@@ -51,14 +57,22 @@ class Plot:
 
 
 def parse_number(value: Any) -> float:
-    """A number of the JSON report: "nan", "inf" and "-inf" are texts there, null is not known."""
+    """Parse a number of the JSON report, in which "nan", "inf" and "-inf" are texts and null is unknown.
+
+    Returns:
+        number; NaN for None.
+    """
     if value is None:
         return math.nan
     return float(value)
 
 
 def plot_identity_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
-    """Every certificate's error in float64 under its bound, both relative."""
+    """Plot each certificate's error in float64 and its bound, both relative.
+
+    Returns:
+        plot with one place for each certificate, in the graph's order.
+    """
     shown = _select_values(certificates, [not c["identity"] for c in certificates], _CERTIFICATES)
     errors, bounds = ([parse_number(c[key]) for c in shown] for key in ("error", "bound"))
     with open_figure(2.6) as (figure, axes):
@@ -77,7 +91,11 @@ def plot_identity_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
-    """The error probability of every exact proof: its negative binary logarithm, above the least that is asked for."""
+    """Plot the error probability of each exact proof in bits (−log₂), above the required minimum of 80.
+
+    Returns:
+        plot with one place for each proof, in the graph's order.
+    """
     shown = _select_values(certificates, [False for _ in certificates], _CERTIFICATES)
     bits = [parse_number(c["bits"]) for c in shown]
     with open_figure(2.2) as (figure, axes):
@@ -96,7 +114,11 @@ def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def plot_rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """What onnxruntime makes of each norm before and after, in the model's own type; None where nothing was run."""
+    """Plot onnxruntime's error for each norm before and after, in the model's own type, against float64.
+
+    Returns:
+        plot, or None if no norm was run.
+    """
     ran = [c for c in certificates if c["rounding_after"] is not None and c["rounding_bound"] is not None]
     if not ran:
         return None
@@ -121,7 +143,11 @@ def plot_rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
 
 
 def plot_op_counts(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
-    """Nodes by op type; the types whose number changed most are named."""
+    """Plot the number of nodes by op type, before and after. The types with the largest change have their own bars.
+
+    Returns:
+        plot with at most 12 types; one bar sums the others.
+    """
     names = sorted(
         before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op)
     )
@@ -168,7 +194,16 @@ def plot_op_counts(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
 
 
 def plot_drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
-    """One runtime's error from the first tensor to the last, beside eager's and what is allowed."""
+    """Plot a runtime's error from the first tensor to the last, with eager's error and the allowed error.
+
+    Args:
+        runtime: name for texts.
+        points: points of ``parity.drift``, in the file's order.
+        place: number of the plot, for its ids.
+
+    Returns:
+        plot with up to about 1,000 points; failed points are marked.
+    """
     wrong = [bool(p.get("reason")) or not parse_number(p["error"]) <= parse_number(p["allowed"]) for p in points]
     shown = _select_values(points, wrong, _POINTS)
     error, eager, allowed = ([parse_number(p[key]) for p in shown] for key in ("error", "eager", "allowed"))
@@ -197,8 +232,16 @@ def plot_drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) ->
 
 
 def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
-    """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is
-    raced, "" where whole models are."""
+    """Plot median latencies as bars, samples as dots and the 95th percentile as a line, in milliseconds.
+
+    Args:
+        norm: norm that was raced; "" for whole models.
+        entries: entries of ``race``.
+        place: number of the plot, for its ids.
+
+    Returns:
+        plot with one bar for each entry.
+    """
     with open_figure(0.6 + 0.62 * len(entries)) as (figure, axes):
         right = min(
             max(parse_number(e["p99"]) for e in entries) * 1.1,
@@ -237,7 +280,7 @@ def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Pl
 
 
 def _select_values(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
-    """All, or about ``most`` of them: taken evenly, and half as many of those that are bad."""
+    """Return all values, or about ``most`` of them: evenly spaced ones, and up to half as many bad ones."""
     if len(values) <= most:
         return values
     kept = {*range(0, len(values), math.ceil(len(values) / most)), *[i for i, b in enumerate(bad) if b][: most // 2]}
@@ -272,5 +315,5 @@ def _shorten_text(text: str, most: int = _NAME) -> str:
 
 
 def _jitter_offset(i: int) -> float:
-    """From -0.16 to 0.16, spread evenly whatever the number of samples: multiples of the golden ratio."""
+    """Return an offset from -0.16 to 0.16 that spreads any number of samples evenly: multiples of the golden ratio."""
     return (i * 0.6180339887 % 1 - 0.5) * 0.32

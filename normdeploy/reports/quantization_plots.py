@@ -1,4 +1,4 @@
-"""The plots of a quantized model: the range of each layer's input, and what each layer costs."""
+"""Draw the plots of a quantized model: the range of each layer's input, and the error that each layer costs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from .svg_drawing import (
     set_signed_scale,
 )
 
-# that are drawn
+# Most layers drawn.
 _LAYERS = 1000
 
 
 def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """The range that calibration gave each quantized layer's input, from its least to its largest value; None where
-    there is none.
+    """Plot the calibrated range of each quantized layer's input, from its smallest to its largest value.
 
-    On an axis that is linear around zero and logarithmic beyond the median width, so that one wide layer does not hide
-    the others.
+    The axis is linear around zero and logarithmic beyond the median width, so that one wide layer does not hide the
+    others.
+
+    Returns:
+        plot, or None if no range is known.
     """
     told = [layer for layer in layers if layer["low"] is not None and layer["high"] is not None]
     if not told:
@@ -53,8 +55,11 @@ def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
 
 
 def plot_costs(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """The relative error of the output with each layer alone quantized; those that were left in float stand out. None
-    where nothing was measured."""
+    """Plot the output's relative error with each layer alone quantized; layers left in float are marked.
+
+    Returns:
+        plot, or None if no error was measured.
+    """
     told = [layer for layer in layers if layer["error"] is not None]
     if not told:
         return None

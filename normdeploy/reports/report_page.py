@@ -1,9 +1,9 @@
-"""The report as a page: one HTML file that holds everything, asks no network for anything and runs no script.
+"""Write the report as a page: one HTML file that contains everything, without network access and without scripts.
 
-It is made from the JSON document alone (``reports.report``), so a report that was kept can become a page later. All
-text in it comes from files that nobody vouches for: it is escaped, stripped of control characters and cut where it is
-long, and the page's own policy forbids the browser whatever else it might name. Tables are cut too, with a word on what
-is left out; no report makes a page of 2 MB.
+The page is made from the JSON document alone (``reports.report``), so a saved report can become a page later. All its
+text comes from untrusted files: it is escaped, stripped of control characters and truncated. The page's content policy
+stops the browser from loading anything. Tables are truncated too, with a note on the rows left out, so that every page
+stays below 2 MB.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from .report import SCHEMA
 if TYPE_CHECKING:
     from .plots import Plot
 
-# letters of one text
+# Most letters of one text.
 _LONGEST = 300
 _COMMAND = 4000
-# runtimes of which the error by layer is drawn, and norms of which the race is
+# Most runtimes with a drift plot, and most norms with a race plot.
 _DRAWN = 6
-# of one race that are drawn
+# Most entries drawn of one race.
 _ENTRIES = 12
 _LEFT = ("refused", "undone")
-# of the environment; the rest are versions
+# Keys of the environment that describe the machine; the others are versions.
 _MACHINE = ("cpu", "system", "driver")
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """The HTML page of a report.
+    """Render the HTML page of a report.
 
     Args:
-        document: what ``Report.json`` wrote, parsed; of schema ``normdeploy/report/1``. Keys that it lacks are left out
-        of the page.
+        document: output of ``Report.to_json``, parsed, with the schema ``normdeploy/report/1``. Missing keys are left
+            out of the page.
+
+    Returns:
+        HTML text.
 
     Raises:
         NormdeployError: the document has another schema, or a library of the extra ``report`` is missing.
@@ -57,7 +60,7 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 
 def _page_context(report: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows."""
+    """Return the template's variables."""
     rows = norm_rows(report.get("norms") or ())
     parity = report.get("parity")
     precision = report.get("precision")
@@ -91,13 +94,13 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subject_names(files: Mapping[str, str]) -> str:
-    """The names of what the report is about: "source 2" and so on too."""
+    """Return the names of the files that the report is about, including "source 2" and so on."""
     own = next((role for role in _SUBJECT if role in files), "")
     return ", ".join(Path(path).name for role, path in files.items() if own and role.partition(" ")[0] == own)
 
 
 def _describe_machine_load(race: Mapping[str, Any]) -> str:
-    """How many cores a race had, and how many processes wanted them."""
+    """Describe how many cores a race had, and how many processes competed for them."""
     machine = race.get("machine") or {}
     if "cores" in machine:
         words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"]
@@ -111,14 +114,14 @@ def _describe_machine_load(race: Mapping[str, Any]) -> str:
 
 
 def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
-    """The command that says more about the first norm that was left."""
+    """Return the command that explains the first norm left unchanged."""
     subject = next((files[role] for role in ("source", "model", "onnx") if role in files), "FILE")
     tensor = next((row.tensor for row in rows if row.status in _LEFT), "NAME")
     return shlex.join(["normdeploy", "inspect", subject, "--explain", tensor])
 
 
 def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
-    """Section -> its plots."""
+    """Return the plots of each section."""
     from . import plots, quantization_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
@@ -160,7 +163,7 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 
 
 def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A norm's graph before and after, as SVG and in words."""
+    """Return a norm's graph before and after, as SVG and in words."""
     count = len(picture["tensors"])
     forms = [("now", picture["before"]), ("then", picture["after"])]
     drawn = [
@@ -175,7 +178,7 @@ def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _group_by_name(
     values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """Name -> its values, in the order of the first ones."""
+    """Group values by name, in the order of each name's first value."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for value in values:
         groups.setdefault(name(value), []).append(value)
@@ -183,12 +186,12 @@ def _group_by_name(
 
 
 def _wrong_drift_points(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The points of drift that are wrong, in their order."""
+    """Return the points of drift that exceed the allowed error or have a reason, in their order."""
     return [p for p in parity.get("drift") or () if p.get("reason") or not float(p["error"]) <= float(p["allowed"])]
 
 
 def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(value, what it is, tone) of each figure at the top."""
+    """Return (value, label, tone) of each figure at the top of the page."""
     stats: list[tuple[str, str, str]] = []
     tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
     titles = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}

@@ -1,7 +1,7 @@
-"""Drawings of matplotlib as elements of a page: its colours, its fonts, and no ids that could meet others.
+"""Convert drawings of matplotlib to elements of a page: with its colors and fonts, and with ids that don't collide.
 
-They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
-wide as a phone; a wide screen shows it larger. The same numbers always give the same text.
+The drawings use placeholder colors that become the page's CSS variables, so one drawing serves light and dark. Each is
+as wide as a phone; wide screens scale it up. Equal numbers always give equal text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CSS = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "normdeploy",
-    # names come from files
+    # Names come from files and must not be read as formulas.
     "text.parse_math": False,
     "path.simplify": False,
     "font.size": 9.5,
@@ -51,15 +51,22 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
 }
-# inches: 302 points, a phone's width
+# Inches: 302 points, a phone's width.
 _WIDTH = 4.2
 
 
 @contextmanager
 def open_figure(height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of the page's width and its axes, in the page's style. ``height`` in inches."""
+    """Open a figure of the page's width, in the page's style.
+
+    Args:
+        height: in inches.
+
+    Yields:
+        the figure and its axes.
+    """
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # letters that matplotlib's font lacks: the page's fonts have them
+        # matplotlib warns of letters that its font lacks; the page's fonts have them.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = figure.subplots()
@@ -69,14 +76,18 @@ def open_figure(height: float) -> Iterator[tuple[Figure, Axes]]:
 
 
 def set_signed_scale(axes: Axes, linear: float) -> None:
-    """Values of both signs: linear up to ``linear``, logarithmic beyond."""
+    """Scale the y axis for values of both signs: linear up to ``linear``, logarithmic beyond."""
     axes.set_yscale("symlog", linthresh=linear)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
 
 
 def set_log_scale(axes: Axes, values: Iterable[float]) -> float:
-    """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at
-    the upper."""
+    """Set a logarithmic y axis for ``values``. Zeros are drawn at its lower end, values that are not finite at its
+    upper end.
+
+    Returns:
+        the lower end.
+    """
     positive = [v for v in values if 0 < v < math.inf] or [1.0]
     low = min(positive) / 4
     high = max(positive) * 4
@@ -89,6 +100,7 @@ def set_log_scale(axes: Axes, values: Iterable[float]) -> float:
 
 
 def set_ordered_axes(axes: Axes, x: str, y: str) -> None:
+    """Label the axes of values that are ordered by number, and draw the legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.margins(x=0.04)
@@ -98,6 +110,7 @@ def set_ordered_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def draw_legend(axes: Axes) -> None:
+    """Draw the legend above the axes."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
@@ -110,7 +123,7 @@ def draw_legend(axes: Axes) -> None:
 
 
 def draw_ticks(axes: Axes, values: Sequence[float], colour: str, label: str) -> None:
-    """A short horizontal line at each value."""
+    """Draw a short horizontal line at each value."""
     x = range(1, len(values) + 1)
     draw_segments(axes, [i - 0.4 for i in x], values, [i + 0.4 for i in x], values, colour, 1.2, label)
 
@@ -118,7 +131,12 @@ def draw_ticks(axes: Axes, values: Sequence[float], colour: str, label: str) -> 
 def draw_dots(
     axes: Axes, values: Sequence[float], bad: Sequence[bool], colour: str, label: str, shift: float = 0.0
 ) -> None:
-    """A dot for each value; those that are ``bad`` stand out."""
+    """Draw a dot for each value; ``bad`` ones are larger and have their own color.
+
+    Args:
+        bad: mask of the same length.
+        shift: offset along the x axis.
+    """
     low, high = axes.get_ylim()
     placed = [
         (i + shift, min(max(v, low), high) if math.isfinite(v) else high, b)
@@ -133,6 +151,7 @@ def draw_dots(
 
 
 def draw_points(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, label: str = "") -> None:
+    """Draw a round dot at each (x, y)."""
     draw_segments(axes, x, y, x, y, colour, size, label)
 
 
@@ -146,14 +165,21 @@ def draw_segments(
     width: float,
     label: str = "",
 ) -> None:
-    """Lines with round ends; all of them are one element, so that thousands stay small."""
+    """Draw lines with round ends as one element, so that thousands stay small."""
     x = [v for a, b in zip(x0, x1, strict=True) for v in (a, b, math.nan)]
     y = [v for a, b in zip(y0, y1, strict=True) for v in (a, b, math.nan)]
     axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="round", label=label or "_", clip_on=False)
 
 
 def figure_to_svg(figure: Figure, name: str) -> str:
-    """The figure as an element of an HTML document; ``name`` begins its ids."""
+    """Convert a figure to an element of an HTML document.
+
+    Args:
+        name: prefix of its ids.
+
+    Returns:
+        SVG text.
+    """
     text = io.BytesIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(text.getvalue())
@@ -176,7 +202,7 @@ def figure_to_svg(figure: Figure, name: str) -> str:
 
 
 def _rewrite_attribute(key: str, value: str, name: str) -> str:
-    """An attribute in the page's terms."""
+    """Rewrite an attribute's value for the page: short paths, prefixed ids, CSS variables."""
     if key == "d":
         return _shorten_path(value)
     if key == "href" or value.startswith("url(#"):
@@ -188,8 +214,9 @@ def _rewrite_attribute(key: str, value: str, name: str) -> str:
 
 
 def _shorten_path(path: str) -> str:
-    """A path with two decimals, a hundredth of a point; dots and level lines, of which there may be thousands, in their
-    shortest form."""
+    """Round a path to two decimals (a hundredth of a point); write dots and level lines, of which there may be
+    thousands, in their shortest form.
+    """
     path = " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
     path = re.sub(r"M (\S+) (\S+) L \1 \2(?= M|$)", r"M\1 \2h0", path)
     return re.sub(r"M (\S+) (\S+) L (\S+) \2(?= M|$)", r"M\1 \2H\3", path)

@@ -1,1 +1,1 @@
-"""Norms written in their best form: the driver, its steps (fuse, fold, join) and the certificate of each."""
+"""Rewrite norms in their best form: the driver, the transforms (fuse, fold, join) and the certificates."""

@@ -1,13 +1,15 @@
-"""Whether an activation costs accuracy as a standard node: onnxruntime runs both sides where the activation acts.
+"""Check that a standard node of an activation is accurate.
 
-αx + β cancels where |β| is large, as in a clamp of a time of day to one day of it: (clip(x, lo, hi) − lo)/(hi − lo) is
-exact to an ulp, and HardSigmoid with α = 1/(hi − lo) and β = −lo/(hi − lo) loses all digits that lo and hi share. The
-rule is that of folds (`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff of float32 and y the results:
+onnxruntime runs both sides at inputs where the activation acts.
+
+αx + β cancels if |β| is large. An example clamps a time of day to one day: (clip(x, lo, hi) − lo)/(hi − lo) is exact to
+an ulp. HardSigmoid with α = 1/(hi − lo) and β = −lo/(hi − lo) loses all digits that lo and hi share. The rule is that
+of folds (`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff of float32 and y the results:
 
     error after ≤ max(2 · error before, 8u · max|y|)
 
-Inputs: the argument t of the activation runs through [−½, 1½] for a clamp to 0 and 1, and through [−12, 12] else, where
-float32's e^t, erf and tanh take all their values but for 1e-5; x = (t − β)/α. Where t is cubic x is drawn itself.
+Inputs: the argument t of the activation covers [−½, 1½] for a clamp to 0 and 1, else [−12, 12]. There float32's e^t,
+erf and tanh take all their values but for 1e-5. x = (t − β)/α. If t is cubic, x itself is drawn from this range.
 """
 
 from __future__ import annotations
@@ -33,8 +35,14 @@ _SMOOTH = (-12.0, 12.0)
 def is_activation_accurate(
     graph: Graph, form: PointwiseForm, x: gs.Tensor, y: gs.Tensor, nodes: Sequence[gs.Node]
 ) -> bool:
-    """Whether ``nodes``, an activation of ``x``, may stand for what makes ``y``: by the module's rule, once for each
-    kind in a graph; true where onnxruntime can't run the nodes before, which then are no better."""
+    """Check by the module's rule that ``nodes``, an activation of ``x``, may replace the nodes that compute ``y``.
+
+    Each kind of activation is tried once per graph.
+
+    Returns:
+        True if the error is allowed, or if onnxruntime cannot run the nodes before, which are then no better. False if
+        it cannot run ``nodes`` but runs those, or if no trial can be made.
+    """
     rewrite = rewrite_of(graph, pair_of(graph, y, [x], nodes[-1].outputs[0]))
     if isinstance(rewrite, Refusal):
         return False
@@ -57,8 +65,8 @@ def _is_verdict_acceptable(outcome: TrialOutcome) -> bool:
 
 
 def _activation_inputs(graph: Graph, form: PointwiseForm, x: gs.Tensor) -> np.ndarray:
-    """The inputs of the module's docstring, in the rank of x."""
-    # Random ones: those of a grid may be round numbers, whose products are exact.
+    """Draw the inputs of the module's docstring, in the rank of ``x``."""
+    # Random, because grid points may be round numbers with exact products.
     t = np.random.default_rng(29).uniform(*(_CLAMPED if form.atom == "Clip" else _SMOOTH), _PLACES)
     if form.argument.keys() <= {0, 1} and form.argument.get(1):
         t = (t - float(form.argument.get(0, 0))) / float(form.argument[1])

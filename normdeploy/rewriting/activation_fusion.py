@@ -1,21 +1,25 @@
-"""The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms,
-SiLU, HardSwish, HardSigmoid, Tanh, Softsign.
+"""Replace an activation spelled in simple ops by its standard node.
 
-**Which.** The normal form says (`normdeploy.proof.pointwise_forms`): it is that of the standard op's definition
-(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's
-constant may lie a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded
-once.
+The activations are GELU in both forms, SiLU, HardSwish, HardSigmoid, Tanh and Softsign.
 
-**Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 +
-e^x) stays, which is NaN where e^x overflows.
+**Which.** The normal form (`normdeploy.proof.pointwise_forms`) must be that of the standard op's definition
+(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are irrational: a file's constant
+may differ from them by a few roundings. If the op stores a number in float32, it is the exact one, rounded once.
 
-**No digit lost.** onnxruntime runs both sides where the activation acts (`normdeploy.rewriting.activation_accuracy`).
+**Nothing hidden.** Both sides give NaN and Inf for the same inputs, including large, infinite and NaN ones. So e^x/(1 +
+e^x) stays: it is NaN if e^x overflows.
 
-**Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops
-take at most the time of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose
-kernel takes five times as long as Exp, Add and Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by
-itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and somebody may take its logarithm. SiLU shares that
-kernel: what lies below −18 is 0 where x/(1 + e^−x) is at most 3e-7 away from it, as in every SiLU that torch exports.
+**No digit lost.** onnxruntime runs both sides at inputs where the activation acts
+(`normdeploy.rewriting.activation_accuracy`).
+
+**Where.** The file's opset must have the op; otherwise the activation stays. onnxruntime's kernels of these ops take at
+most the time of the nodes that they replace (`benchmarks.activations`). These are left out:
+
+- Mish and Softplus, whose kernel takes five times as long as Exp, Add and Log.
+- Swish, because Sigmoid and Mul become a kernel for SiLU.
+- Sigmoid alone, whose kernel is 0 below about −18, while 1/(1 + e^−x) is not and a later node may take its logarithm.
+
+SiLU shares that kernel: below −18 it is 0, at most 3e-7 away from x/(1 + e^−x), as in every SiLU that torch exports.
 """
 
 from __future__ import annotations
@@ -36,24 +40,24 @@ from .node_queries import is_standard_op, standard_producer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 
 STAGE = "activations"
-# relative: what two or three float32 constants are from an irrational number
+# Relative distance of two or three float32 constants from an irrational number
 _NEAR = Fraction(1, 2**22)
 _HALF = Fraction(1, 2)
 _SQRT_HALF = Fraction(math.sqrt(0.5))
 _SQRT_2_PI = Fraction(math.sqrt(2 / math.pi))
 _CUBIC = Fraction("0.044715")
-# float32 holds what lies between this and its inverse to all its digits
+# float32 represents numbers between this and its inverse with all digits
 _LARGE = 2**64
 _GATE = (X * (ONE + S)).scale(_HALF)
-# the sigmoid of t and of −t, with s = e^t
+# Sigmoid of t and of −t, with s = e^t
 _RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()
-# of t/2
+# Tanh of t/2
 _TANH = (S + ONE.scale(Fraction(-1))) * _FALLING
-# activations by themselves, where α and β are worked in
+# Ops that are an activation by themselves, with α and β folded in
 _CLAMPS = ("Clip", "Min", "HardSigmoid")
-# tensors that may be x, and y, of one node
+# Maximum number of candidates for x and for y per node
 _UP, _DOWN = 8, 12
-# e^x, and x³, have overflown
+# e^x and x³ overflow here
 _FAR = 1e200
 _AT = (
     0.0,
@@ -77,13 +81,21 @@ _AT = (
     -np.inf,
     np.nan,
 )
-# of |x|, or of 1 where that is more: what float32 constants come to
+# Largest difference relative to max(|x|, 1): the error of float32 constants
 _BOUND = 1e-6
 
 
 @dataclass(frozen=True)
 class StandardActivation:
-    """The nodes of an activation: ``op`` of ``times``·x, and that times x where it is ``gated``."""
+    """Nodes of an activation: ``op`` of ``times``·x, multiplied by x if ``gated``.
+
+    Attributes:
+        op: type of the standard op.
+        opset: lowest opset that has it.
+        attrs: its attributes.
+        times: factor of x in its argument.
+        gated: True if the result is multiplied by x.
+    """
 
     op: str
     opset: int
@@ -93,11 +105,16 @@ class StandardActivation:
 
     @property
     def node_count(self) -> int:
+        """Return the number of nodes."""
         return 1 + (self.times != 1) + self.gated
 
 
 def standard_activation(form: PointwiseForm) -> StandardActivation | None:
-    """The standard op whose definition has this normal form."""
+    """Find the standard op whose definition has this normal form.
+
+    Returns:
+        the op; None if there is none.
+    """
     find = {
         "Erf": _match_erf_gelu,
         "Tanh": _match_tanh_gelu,
@@ -110,21 +127,21 @@ def standard_activation(form: PointwiseForm) -> StandardActivation | None:
 
 
 def _match_erf_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """x/2·(1 + erf(x/√2))."""
+    """Match x/2·(1 + erf(x/√2))."""
     if argument.keys() != {1} or not _is_near(argument[1], _SQRT_HALF) or not value.is_same(_GATE):
         return None
     return StandardActivation("Gelu", 20)
 
 
 def _match_tanh_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """x/2·(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    """Match x/2·(1 + tanh(√(2/π)(x + 0.044715x³)))."""
     if value.is_same(_GATE):
         return _match_cubic(argument, Fraction(1))
     return None
 
 
 def _match_sigmoid_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """The same: (1 + tanh(t))/2 = sigmoid(2t)."""
+    """Match the tanh GELU in its sigmoid form: (1 + tanh(t))/2 = sigmoid(2t)."""
     if value.is_same(X * S):
         return _match_cubic(argument, Fraction(2))
     return None
@@ -138,8 +155,8 @@ def _match_cubic(argument: dict[int, Fraction], times: Fraction) -> StandardActi
 
 
 def _match_exponential(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """With s = e^(αx): x·sigmoid(αx) = x·s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
-    # nothing is divided by a sum; most are not
+    """Match forms in s = e^(αx): x·sigmoid(αx) = x·s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
+    # Most forms have no sum in the denominator; skip them early.
     if len(value.below) == 1:
         return None
     (alpha,) = argument.values()
@@ -152,14 +169,14 @@ def _match_exponential(argument: dict[int, Fraction], value: RationalFunction) -
 
 
 def _match_softsign(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """x/(1 + |x|)."""
+    """Match x/(1 + |x|)."""
     if len(value.below) == 2 and value.is_same(X * _FALLING):
         return StandardActivation("Softsign", 1)
     return None
 
 
 def _match_hard_activation(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
-    """With s = αx + β between 0 and 1: s, and x·s, which is HardSwish where α = 1/6 and β = 1/2."""
+    """Match forms in s = αx + β clamped to 0 and 1: s, and x·s, which is HardSwish for α = 1/6 and β = 1/2."""
     alpha = argument.get(1, Fraction(0))
     beta = argument.get(0, Fraction(0))
     if argument.keys() - {0, 1} or not alpha:
@@ -182,7 +199,7 @@ def _is_near(number: Fraction, wanted: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class _ShorterActivation:
-    """The nodes that may take the place of an activation, and how many nodes they save."""
+    """Nodes that may replace an activation, and the number of nodes that they save."""
 
     saved: int
     y: gs.Tensor
@@ -191,7 +208,11 @@ class _ShorterActivation:
 
 
 def propose_activation(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
-    """Propose the activation that ``node`` is the heart of as its standard node."""
+    """Propose the standard node of the activation around ``node``.
+
+    Returns:
+        the proposal that saves most nodes; None if there is none.
+    """
     if not is_standard_op(node, *ATOMS, *_CLAMPS) or graph.dtype(node.outputs[0]) != np.float32:
         return None
     best: _ShorterActivation | None = None
@@ -213,7 +234,7 @@ def propose_activation(graph: Graph, node: gs.Node, target: RewriteTarget) -> Pr
 
 
 def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor, PointwiseForm]]:
-    """(x, y, y as a function of x), where ``node`` lies between."""
+    """Yield (x, y, y as a function of x) with ``node`` between x and y."""
     (s,) = node.outputs
     if node.op not in _CLAMPS and not _data_inputs(graph, s):
         return
@@ -223,7 +244,7 @@ def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, g
             continue
         seen = {id(s)}
         queue = [s]
-        # which grows
+        # The loop appends to the queue.
         for y in queue:
             form = pointwise_form(graph, x, y)
             if form is None:
@@ -236,7 +257,7 @@ def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, g
 
 
 def _is_promising(form: PointwiseForm) -> bool:
-    """Whether its argument is that of an activation: most are not, and are left at once."""
+    """Return True if the argument fits an activation. Most do not, and are skipped at once."""
     powers = form.argument.keys()
     if form.atom == "Erf":
         return powers == {1}
@@ -246,7 +267,7 @@ def _is_promising(form: PointwiseForm) -> bool:
 
 
 def _argument_candidates(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
-    """What the argument of ``node`` may be a function of."""
+    """List the tensors of which the argument of ``node`` may be a function."""
     inner: dict[int, gs.Tensor] = {}
     queue = list(node.inputs[:2])
     while queue and len(inner) < _UP:
@@ -268,7 +289,7 @@ def _data_inputs(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
 
 
 def _is_removable(graph: Graph, form: PointwiseForm, y: gs.Tensor) -> bool:
-    """Whether nothing else reads what lies between."""
+    """Return True if nothing outside the form reads its inner tensors."""
     inside = {id(n) for n in form.nodes}
     between = [n.outputs[0] for n in form.nodes if n.outputs[0] is not y]
     return not any(
@@ -277,7 +298,7 @@ def _is_removable(graph: Graph, form: PointwiseForm, y: gs.Tensor) -> bool:
 
 
 def _activation_nodes(graph: Graph, form: StandardActivation, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
-    """None where float32 does not hold a factor as it is."""
+    """Build the nodes; return None if float32 cannot represent a factor exactly."""
     nodes: list[gs.Node] = []
     if form.times == -1:
         nodes.append(graph.make_node("Neg", [x], y))
@@ -299,8 +320,7 @@ def _activation_nodes(graph: Graph, form: StandardActivation, x: gs.Tensor, y: g
 
 
 def _agrees_on_special_values(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bool:
-    """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates
-    them."""
+    """Return True if both sides are NaN, Inf and finite at the same inputs, and the finite results agree in float64."""
     before = compile_region(graph, y, [x])
     after = Refusal("") if isinstance(before, Refusal) else compile_region(graph, nodes[-1].outputs[0], [x])
     if isinstance(before, Refusal) or isinstance(after, Refusal):

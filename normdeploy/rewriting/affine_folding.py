@@ -1,4 +1,4 @@
-"""The step that folds one scale and shift (an eval BatchNorm, however it is written) into a neighbouring linear op."""
+"""Fold one scale and shift (an eval BatchNorm, in any spelling) into a neighboring linear op."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from .fold_accuracy import CostlyFold, drop_costly_fold
 from .proposals import NodeReplacement, Proposal, RewriteTarget
 from .rounding_verdicts import fold_trial_maker
 
-# bytes of weights, of which the proofs held some times as much in float64
+# Bytes of weights above which the memory of the proofs, a multiple in float64, is returned
 _LARGE = 2**20
 
 
 def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
-    """Propose to fold the scale and shift that begins with ``start``."""
+    """Propose to fold the scale and shift that starts at ``start``.
+
+    Returns:
+        the proposal, or the finding of a norm that stays; None if no scale and shift starts here.
+    """
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        # `constant_evaluation` computes it once
+        # `constant_evaluation` computes it once.
         return None
     chains = find_affine_chains(graph, start)
     if isinstance(chains, Refusal):
@@ -45,8 +49,6 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
             refusals.append(made)
             if costly is None and isinstance(made, CostlyFold):
                 costly = made
-            else:
-                costly = costly
     if longest is None:
         own = start.op == "BatchNormalization" and not _belongs_to_norm(graph, start)
         alone = measure_affine(graph, start.inputs[0], start.outputs[0]) if own else None
@@ -64,7 +66,8 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
         and is_quantized_dequantized(graph, longest.z)
     ):
         why = "what it reads is quantized: rounding stands between it and what is before"
-    # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
+    # Sub, Div, Mul and Add by vectors are the remains of a BatchNorm that another optimizer expanded, with its root
+    # already folded.
     if longest.normalizes or len(longest.nodes) > 2 or costly is not None:
         return _propose_lone_affine(graph, longest, why, target)
     return None
@@ -73,15 +76,17 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
 def _propose_lone_affine(
     graph: Graph, chain: AffineChain, why: str, target: RewriteTarget
 ) -> Proposal | Finding | None:
-    """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than
-    before."""
+    """Propose the best form of a scale and shift that no linear op takes completely.
+
+    Fold the scale alone if a linear op can take it; otherwise write one scale and shift, in no more nodes than before.
+    """
     made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
     if isinstance(made, batch_norm.AffineFold):
         if target.wanted.partial:
             return _fold_proposal(graph, chain, made, why, target)
         why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
-    # torch's cat of one tensor is an Identity
+    # A torch cat of one tensor is an Identity.
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
     if lone:
@@ -105,7 +110,7 @@ def _propose_lone_affine(
 
 
 def _belongs_to_norm(graph: Graph, node: gs.Node) -> bool:
-    """Whether it is the scale and shift of the norm before it (`forms.group_norm`): no norm of its own."""
+    """Return True if the node is the scale and shift of the norm before it (`forms.group_norm`), not a norm itself."""
     before = graph.producer(node.inputs[0])
     while before is not None and before.op in VIEWS:
         before = graph.producer(before.inputs[0])
@@ -127,10 +132,12 @@ def _fold_proposal(
 
 
 def _as_stored_in_file(graph: Graph, form: batch_norm.AffineFold, proposal: Proposal, *, written: bool) -> Proposal:
-    """The fold as the file holds it: what was dequantized by codes and scales; and let go of what the proof held.
+    """Convert a proved fold to the form that the file stores, and release the memory of the proof.
+
+    A dequantized weight is written as codes and scales again.
 
     Args:
-        written: whether the finding names the tensors that are written; where nothing is left there are none.
+        written: True to name the written tensors in the finding; set if nodes are left.
     """
     form = dequantized_weights.write_dequantized(graph, form)
     for share in form.shares:

@@ -1,20 +1,21 @@
-"""The step that writes a decomposed attention as one Attention node (opset 23), where the runtime runs that faster.
+"""Write a decomposed attention as one Attention node (opset 23) if the runtime runs that faster.
 
     softmax(c·(a·q)·(b·k)ᵀ + mask)·v   becomes   Attention(q, k, v, mask), scale = a·b·c
 
-The scale is the exact product, rounded once: torch scales q and k by d^-¼ each, whose float32 squared is no float32's
-1/√d. Where that is computed from the shape of q, as torch's exporter writes it, it becomes a constant first: evaluated
-in float64 and rounded once, as what constants alone feed (`normdeploy.rewriting.constant_evaluation`). Where keys and
-values are repeated for groups of heads (grouped-query attention) the node reads them once.
+The scale is the exact product, rounded once. torch scales q and k by d^-¼ each, and the square of that float32 is not
+float32's 1/√d. If the scale is computed from the shape of q, as torch's exporter writes it, it becomes a constant
+first: evaluated in float64 and rounded once, like all nodes with constant inputs
+(`normdeploy.rewriting.constant_evaluation`). If keys and values are repeated for groups of heads (grouped-query
+attention), the node reads them once.
 
-It is made for onnxruntime's CPU provider alone (1.31.1). What it is worth in whole models `benchmarks.whole_models`
-measures; the outputs are bit-equal without a mask. Swin's attentions of windows stay as they are.
+The rewrite is made for onnxruntime's CPU provider only (1.31.1). `benchmarks.whole_models` measures its gain in whole
+models; without a mask the outputs are bit-equal. Swin's window attentions stay unchanged.
 
-**Masks.** ONNX makes zeros of a row that a mask of −Inf hides whole, where Softmax makes NaN. onnxruntime's kernel does
-so too where the mask is the lowest float32 throughout, where Softmax makes the mean of all values. So a mask has to be
-shown to have no such row (`normdeploy.rewriting.hidden_mask_rows`), or what is made of it has to be multiplied by
-zero behind
-the node. The kernel wants a mask's last two dims in full, as `normdeploy.exporting.exporter_fixes` says.
+**Masks.** For a row that a mask of −Inf hides entirely, ONNX's Attention gives zeros, and Softmax gives NaN.
+onnxruntime's kernel also gives zeros if the mask is the lowest float32 throughout, when Softmax gives the mean of all
+values. So a mask must be shown to have no such row (`normdeploy.rewriting.hidden_mask_rows`), or the result must be
+multiplied by zero after the node. The kernel requires a mask's last two dims in full, as
+`normdeploy.exporting.exporter_fixes` explains.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .proposals import Proposal, RewriteTarget, StoredTensor, propose_for_speed,
 from .rounding_verdicts import fold_trial_maker
 
 STAGE = "attention"
-# the first with Attention
+# First opset with Attention
 OPSET = 23
 BECAME = "Attention"
 _RANK = 4
@@ -50,10 +51,16 @@ _RANK = 4
 
 @dataclass(frozen=True)
 class _KeysAndValues:
-    """The keys of an attention, [B, H, T, D], or what they are a transpose of; and its values."""
+    """Keys and values of an attention.
+
+    Attributes:
+        k: the keys, [B, H, T, D], or a tensor whose transpose they are.
+        perm: permutation of ``k``; None if it has this order already.
+        scale: factor of the keys.
+        v: the values, [B, H, T, D].
+    """
 
     k: gs.Tensor
-    # of ``k``, where it has another order
     perm: tuple[int, ...] | None
     scale: Fraction
     v: gs.Tensor
@@ -61,7 +68,7 @@ class _KeysAndValues:
 
 @dataclass(frozen=True)
 class _AttentionProduct:
-    """An attention but for its keys and values: softmax(scale·q·kᵀ + mask)·v is ``y``."""
+    """Attention without its keys and values: softmax(scale·q·kᵀ + mask)·v is ``y``."""
 
     q: gs.Tensor
     mask: gs.Tensor | None
@@ -70,7 +77,11 @@ class _AttentionProduct:
 
 
 def propose_attention(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
-    """Propose the attention whose Softmax is ``node`` as one node."""
+    """Propose one node for the attention whose Softmax is ``node``.
+
+    Returns:
+        the proposal; None if the nodes do not match, or the mask may hide a row.
+    """
     if _standard_op(node) == "Softmax" and graph.opset >= 13 and target.wanted.limit >= OPSET:
         attention = _match_scores(graph, node)
     else:
@@ -102,7 +113,7 @@ def propose_attention(graph: Graph, node: gs.Node, target: RewriteTarget) -> Pro
 
 
 def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredTensor]:
-    """Find the scales in an attention that are no constants yet, in the graph's order."""
+    """Find the scales of an attention that are computed from sizes, in the graph's order."""
     scales: dict[int, StoredTensor] = {}
     for node in before.nodes:
         if _standard_op(node) not in ("Mul", "Div") or graph.is_shape_valued(node.outputs[0]):
@@ -120,7 +131,7 @@ def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredTensor]:
 def _attention_proposals(
     graph: Graph, softmax: gs.Node, found: _AttentionProduct, every: Iterable[_KeysAndValues], target: RewriteTarget
 ) -> Iterator[Proposal]:
-    """The attention with each of the keys that it may have."""
+    """Yield the attention with each candidate for its keys."""
     for keys in every:
         scale = found.scale * keys.scale
         if scale <= 0 or not _has_fitting_types(graph, found.q, keys):
@@ -149,7 +160,7 @@ def _attention_proposals(
 
 
 def _full_size_masks(nodes: Sequence[gs.Node]) -> dict[tuple[object, ...], gs.Tensor]:
-    """Masks that were brought to their full size, which other attentions may read."""
+    """Return the masks that were expanded to their full size, for other attentions to read."""
     return {
         ("mask", n.inputs[0].name, *n.inputs[1].values.tolist()): n.outputs[0]
         for n in nodes
@@ -158,8 +169,10 @@ def _full_size_masks(nodes: Sequence[gs.Node]) -> dict[tuple[object, ...], gs.Te
 
 
 def _match_scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
-    """The MatMul before a softmax over the last of four axes, the mask that is added and the scale behind the
-    product."""
+    """Match the MatMul before a softmax over the last of four axes.
+
+    Returns the MatMul, the mask that is added, and the scale after the product; None without a match.
+    """
     (scores,) = softmax.inputs
     shape = graph.shape(scores)
     dtype = graph.dtype(scores)
@@ -198,7 +211,7 @@ def _match_scaled_product(
 
 
 def _split_scale(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
-    """What ``t`` is a multiple of, and the factor."""
+    """Split ``t`` into a tensor and a constant factor."""
     factor = Fraction(1)
     while (node := _producer_behind_identities(graph, t)) is not None and _standard_op(node) in ("Mul", "Div"):
         numbers = [_nonzero_fraction(graph, i) for i in node.inputs]
@@ -218,7 +231,7 @@ def _split_scale(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
 
 
 def _nonzero_fraction(graph: Graph, t: gs.Tensor) -> Fraction | None:
-    """The one number, and not zero, that a constant holds, or that sizes which the file states come to."""
+    """Read a single nonzero number from a constant, or from sizes that the file states."""
     if graph.is_constant(t):
         value = graph.known_value(t)
     else:
@@ -229,8 +242,7 @@ def _nonzero_fraction(graph: Graph, t: gs.Tensor) -> Fraction | None:
 
 
 def _number_from_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
-    """The float32 number that ``t`` is made of sizes, where it depends on none that is open: the prover's ops say
-    so."""
+    """Evaluate a float32 number made of sizes with the prover's ops; None if it depends on an open size."""
     if graph.is_constant(t) or not graph.is_shape_valued(t) or graph.dtype(t) != np.float32:
         return None
     region = compile_region(graph, t, [])
@@ -247,8 +259,11 @@ def _number_from_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
 
 
 def _keys_and_values(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[_KeysAndValues]:
-    """What the keys and values may be, [B, H, D, T] and [B, H, T, D] as the products have them: before they are
-    repeated, first."""
+    """Yield candidates for keys and values.
+
+    ``turned`` is [B, H, D, T] and ``v`` is [B, H, T, D], as the products read them. Keys and values before a repeat of
+    heads come first.
+    """
     t, scale = _split_scale(graph, turned)
     node = _producer_behind_identities(graph, t)
     if node is None:
@@ -263,7 +278,7 @@ def _keys_and_values(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[
         and (flat := _producer_behind_identities(graph, k)) is not None
         and _standard_op(flat) == "Transpose"
     ):
-        # as torch's exporter writes it
+        # The spelling of torch's exporter.
         made = _producer_behind_identities(graph, flat.inputs[0])
         if made is None or _standard_op(made) != "Reshape":
             return
@@ -282,7 +297,7 @@ def _keys_and_values(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[
 
 
 def _before_head_repeat(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
-    """[B, G, T, D] of [B, H, T, D] that repeats each of its heads."""
+    """Return the tensor [B, G, T, D] whose heads are repeated in ``t``, [B, H, T, D]."""
     for ops in (("Reshape", "Expand", "Unsqueeze"), ("Reshape", "Expand", "Reshape")):
         current: gs.Tensor | None = t
         for op in ops:
@@ -300,7 +315,7 @@ def _before_head_repeat(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
 
 
 def _has_fitting_types(graph: Graph, q: gs.Tensor, keys: _KeysAndValues) -> bool:
-    """Whether all are float32 of rank four, as far as the file says. What they are the certificate says."""
+    """Return True if the file states float32 and rank four for all. The certificate checks the rest."""
     return all(len(graph.shape(t) or ()) == _RANK and graph.dtype(t) == np.float32 for t in (q, keys.k, keys.v))
 
 
@@ -325,8 +340,10 @@ def _attention_nodes(
 def _expand_mask(
     graph: Graph, read: tuple[gs.Tensor, gs.Tensor], keys: _KeysAndValues, mask: gs.Tensor, target: RewriteTarget
 ) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The mask with its last two dims in full, and the nodes that are new for it; of one mask the same for all
-    attentions."""
+    """Expand the last two dims of the mask to full size.
+
+    Returns the expanded mask and its new nodes; attentions with the same mask share it.
+    """
     q, k = read
     shape = graph.shape(keys.k) or ()
     rows = (graph.shape(q) or ())[2]
@@ -361,7 +378,7 @@ def _single_reader(graph: Graph, t: gs.Tensor) -> gs.Node | None:
 
 
 def _producer_behind_identities(graph: Graph, t: gs.Tensor) -> gs.Node | None:
-    """The node that makes ``t``, behind Identities, which torch's exporter leaves until the graph is cleaned up."""
+    """Return the node that produces ``t``, skipping Identities that torch's exporter leaves until cleanup."""
     node = graph.producer(t)
     while node is not None and _standard_op(node) == "Identity":
         node = graph.producer(node.inputs[0])

@@ -1,18 +1,22 @@
-"""Parallel branches as one convolution: its weight as an expression, and the two lemmas that its proof needs.
+"""Express the weight of merged parallel branches, with the two lemmas that its proof needs.
 
-**Displacements.** Tap t of a convolution reads, for the output at place s, the input at place s·stride + e with e =
-t·dilation − pad, or a zero where there is none. So two taps with the same stride and e, over the same input and with as
-many outputs, read the same numbers whatever kernels they belong to: one linear map G_e of the places. With stride 1, e
-= 0 and as many outputs as inputs it is the identity.
-Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎ In the field G_e is a matrix of
-random elements for each e (`normdeploy.proof.convolutions`), the identity where it is that; what holds for all such
-matrices holds for these. Each tap has a point of its own, and so has each zero that is put around a smaller kernel.
+**Displacements.** Let e = t·dilation − pad. For the output at place s, tap t of a convolution reads the input at place
+s·stride + e, or a zero if there is none. Two taps with the same stride and e then read the same numbers, in whichever
+kernels they are, if their inputs and numbers of outputs agree. So each e gives one linear map G_e of the places. With
+stride 1, e = 0 and as many outputs as inputs, G_e is the identity.
 
-**The unit matrix.** Of an axis of n places k hold values of their own and the others one, all the same
-(docs/certificates.md); the point of the others has the weight n − k. The unit matrix maps tensors that are such to
-such, the common value to itself. As a weight that is summed over with the points' weights w it is therefore δ/w: Σⱼ
-wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so that the argument of degrees goes
-through. ∎ It is used as a part of a weight that is summed over, nowhere else.
+Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎
+
+In the field, G_e is a matrix of random elements for each e (`normdeploy.proof.convolutions`), or the identity as above.
+An identity that holds for all such matrices holds for these. Each tap has its own point, and so has each zero around a
+smaller kernel.
+
+**The unit matrix.** Of an axis of n places, k hold values of their own, and the others share one value
+(docs/certificates.md); the point of the others has weight n − k. The unit matrix maps such tensors to such tensors, and
+the common value to itself. As a weight that is summed over with the points' weights w it is therefore δ/w: Σⱼ
+wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so the argument of degrees holds. ∎
+
+It is used only as a part of a weight that is summed over.
 """
 
 from __future__ import annotations
@@ -38,9 +42,13 @@ from ..proof.value import Array, Value
 
 @dataclass(frozen=True)
 class BranchExpression:
-    """``sign`` times a convolution, or times the scale and shift that ``chain`` is of the input.
+    """Branch of a merged convolution, with its sign: a convolution, or the scale and shift of the input.
 
-    ``at``: the place of its first tap in the kernel that is written, for each axis.
+    Attributes:
+        sign: 1 or −1.
+        linear: the convolution; None for a scale and shift.
+        chain: the scale and shift; None for a convolution.
+        at: place of its first tap in the written kernel, for each axis.
     """
 
     sign: int
@@ -51,8 +59,14 @@ class BranchExpression:
 
 @dataclass(frozen=True)
 class MergedBranchExpressions(ComputedConstants):
-    """The constants of a convolution that branches were merged into, and what they are made of; ``frame`` has its
-    kernel and attributes."""
+    """Constants of a convolution that merges branches, with their expressions.
+
+    Attributes:
+        parts: the branches.
+        frame: the convolution whose kernel and attributes the result has.
+        weight: the computed weight.
+        bias: the computed bias; None if there is none.
+    """
 
     displaced = True
 
@@ -62,6 +76,11 @@ class MergedBranchExpressions(ComputedConstants):
     bias: gs.Constant | None
 
     def computed_constants(self) -> list[gs.Constant]:
+        """Return weight and bias.
+
+        Returns:
+            one or two constants.
+        """
         return [self.weight, *([] if self.bias is None else [self.bias])]
 
     @property
@@ -70,15 +89,22 @@ class MergedBranchExpressions(ComputedConstants):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
+        """Return the nodes of the branches."""
         return [n for c in self._affine_chains for n in c.nodes] + [
             p.linear.node for p in self.parts if p.linear is not None
         ]
 
     @property
     def leaves(self) -> Sequence[gs.Tensor]:
+        """Return the leaves of the scales and shifts."""
         return [t for c in self._affine_chains for t in c.leaves]
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        """Return a key that is equal for merges that differ only in the elements of larger constants.
+
+        Returns:
+            a hashable tuple.
+        """
         kinds = (
             (
                 p.sign,
@@ -92,6 +118,14 @@ class MergedBranchExpressions(ComputedConstants):
         return ("branches", *kinds, self.bias is None)
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
+        """Compute weight and bias from the file's constants.
+
+        Returns:
+            values by the ids of the constants.
+
+        Raises:
+            NotProved: a scale or shift depends on a size.
+        """
         kernel = [int(k) for k in self.frame.w.shape[2:]]
         weight = bias = m.number(0)
         for part in self.parts:
@@ -126,7 +160,7 @@ class MergedBranchExpressions(ComputedConstants):
 
 
 def _as_channel_vector(m: ProofInterpreter, v: Value, n: int) -> Value:
-    """A scale or shift that varies along the channels alone, or not at all, with one axis for these."""
+    """Return a scale or shift that varies at most along the channels as a vector over the channels."""
     if v.a is None:
         array = v.f
     else:
@@ -149,7 +183,7 @@ def _as_channel_vector(m: ProofInterpreter, v: Value, n: int) -> Value:
 
 
 def _identity_weight(m: ProofInterpreter, channels: int, inputs: int) -> Value:
-    """The unit matrix in each group, as a weight: output channels, and input channels of a group."""
+    """Build the unit matrix of each group as a weight (output channels, input channels of a group)."""
     outer = m.plan.atoms_of(m.plan.size_of_length(channels))
     inner = m.plan.atoms_of(m.plan.size_of_length(inputs))
     exact: Array = np.ones((1,) * (1 + len(outer) + len(inner)), dtype=object)
@@ -170,7 +204,7 @@ def _identity_weight(m: ProofInterpreter, channels: int, inputs: int) -> Value:
 
 
 def _embed_kernel(m: ProofInterpreter, w: Value, kernel: Sequence[int], at: Sequence[int]) -> Value:
-    """A weight in a larger kernel, its first tap at ``at``, with zeros around it."""
+    """Embed a weight into a larger kernel with zeros around it; its first tap goes to ``at``."""
     axes: list[Atoms] = list(w.axes[:2])
     head = 1 + sum(len(axis) for axis in axes)
     taps = [m.plan.atoms_of(Size.from_int(k)) for k in kernel]
@@ -178,7 +212,7 @@ def _embed_kernel(m: ProofInterpreter, w: Value, kernel: Sequence[int], at: Sequ
     def embed_array(x: Array) -> Array:
         own = []
         slot = head
-        # each tap has a point, or the axis none
+        # Each tap has a point, or the axis has no slot.
         for axis in w.axes[2:]:
             own.append(1 if not axis else x.shape[slot])
             slot += len(axis)

@@ -1,5 +1,4 @@
-"""The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
-(`branch_merging`)."""
+"""Merge parallel branches of one input into one convolution if one of them has a batch norm (`branch_merging`)."""
 
 from __future__ import annotations
 
@@ -39,7 +38,13 @@ _ROWS = 24
 
 
 def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
-    """Propose to merge the branches that ``node`` adds up; the findings of their norms say what became of them."""
+    """Propose to merge the branches that ``node`` adds.
+
+    The findings of their norms report the merge, or the reason why it was not made.
+
+    Returns:
+        the proposal or a remark; None if ``node`` does not add such branches.
+    """
     parts = parallel_branches(graph, node)
     if parts is None:
         return None
@@ -47,9 +52,7 @@ def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
     if not norms:
         return None
     form = merge_branches(graph, node, parts)
-    if isinstance(form, Refusal):
-        form = form
-    else:
+    if not isinstance(form, Refusal):
         form = _drop_costly_merge(graph, parts, form)
     if isinstance(form, Refusal):
         return _unmerged_remark(norms, form)
@@ -89,7 +92,7 @@ def _merged_finding(finding: Finding, certificate: Certificate | None, became: s
 
 
 def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:
-    """Say of the norms that remain why they are not merged."""
+    """Add to the findings of the remaining norms the reason why their branches are not merged."""
     reason = certification.failure_reason(failure)
 
     def revise_finding(finding: Finding) -> Finding:
@@ -102,7 +105,7 @@ def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:
 
 
 def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> Proposal | None:
-    """What scales the merged branches (FastViT's layer scale) can be folded now."""
+    """Propose to fold the scale of the merged branches (FastViT's layer scale), which is possible only now."""
     readers = graph.consumers(t)
     if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
         return None
@@ -118,8 +121,10 @@ def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> P
 def _drop_costly_merge(
     graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form: BranchMerge
 ) -> BranchMerge | Refusal:
-    """``form`` where it costs no accuracy by the rule of `fold_accuracy`, on inputs that the scale and shift state, or
-    normal ones."""
+    """Return ``form`` if it costs no accuracy by the rule of `fold_accuracy`, else the refusal.
+
+    Inputs are drawn from the statistics of a scale and shift, or are normal.
+    """
     with evaluator.silence_numpy():
         loss = _merge_loss(graph, parts, form)
     if loss is None:
@@ -207,7 +212,7 @@ def _branches_in_order(
 
 
 def _embed_branch_weight(part: ParallelBranch, frame: ConstantLinear, at: tuple[int, ...]) -> np.ndarray:
-    """The weight of a branch in the kernel of ``frame``, as (outputs, inputs of a group, taps)."""
+    """Embed the weight of a branch into the kernel of ``frame``: (outputs, inputs of a group, taps)."""
     shape = frame.w.shape
     small, _ = branch_weight(frame, part)
     made = np.zeros(shape)

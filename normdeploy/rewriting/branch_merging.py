@@ -1,12 +1,13 @@
-"""Parallel branches of one input, added up, as one convolution: what RepVGG, MobileOne and FastViT call
-reparameterization.
+"""Merge parallel branches of one input, added up, into one convolution.
+
+RepVGG, MobileOne and FastViT call this reparameterization:
 
     (W₁·x + c₁) ± (W₂·x + c₂) = (P₁W₁ ± P₂W₂)·x + (c₁ ± c₂)          (Ding et al., 2021, arXiv:2101.03697)
     (W·x + c) ± (a·x + b)     = (W ± P·diag(a))·x + (c ± b)
 
-P puts a smaller kernel into a larger one, with zeros around it, where both read the same places of x: tap t of the
-smaller one reads what tap t + o of the larger one does (o = (pad of the larger − pad of the smaller)/dilation), and
-both have as many outputs. a·x + b is a convolution of one tap. Branches are merged two by two.
+P embeds a smaller kernel into a larger one, with zeros around it, if both read the same places of x. Tap t of the
+smaller one reads the place of tap t + o of the larger one. The offset o is (pad of the larger − pad of the
+smaller)/dilation, and both have as many outputs. a·x + b is a convolution of one tap. Branches are merged in pairs.
 """
 
 from __future__ import annotations
@@ -26,29 +27,43 @@ from ..recognition.affine_chains import AffineChain, measure_affine
 from ..storage.onnx_domains import is_standard
 from .branch_expressions import BranchExpression, MergedBranchExpressions
 
-# nodes of a scale and shift
+# Maximum number of nodes of a scale and shift
 _LONGEST = 8
 _SCALES = ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
 
 
 @dataclass(frozen=True)
 class ParallelBranch:
-    """One branch: a convolution, or the scale and shift of its input."""
+    """Branch of a sum: a convolution, or a scale and shift of its input.
+
+    Attributes:
+        out: the branch's result.
+        sign: 1 or −1.
+        linear: the convolution; None for a scale and shift.
+        chain: the scale and shift; None for a convolution.
+        scale: scale per channel of a chain, else empty.
+        shift: shift per channel of a chain, else empty.
+    """
 
     out: gs.Tensor
     sign: int
     linear: ConstantLinear | None
     chain: AffineChain | None
-    # of a chain, over the channels
     scale: np.ndarray
     shift: np.ndarray
 
 
 @dataclass(frozen=True)
 class BranchMerge:
-    """The nodes of the convolution that computes ``old`` from ``data``.
+    """Nodes of the convolution that computes ``old`` from ``data``.
 
-    ``window``: the shape of a small input that shows everything, None where there is none.
+    Attributes:
+        nodes: the new nodes.
+        became: description of the result.
+        old: the sum.
+        data: the input of all branches.
+        window: shape of the smallest input that exercises the whole kernel; None if there is none.
+        expressions: expressions of weight and bias.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -60,15 +75,18 @@ class BranchMerge:
 
 
 def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, ParallelBranch] | None:
-    """The two branches of one input that ``node`` adds up, one of them a convolution at least; None where it adds up
-    something else."""
+    """Match the two branches of one input that ``node`` adds; at least one is a convolution.
+
+    Returns:
+        both branches; None if ``node`` adds something else.
+    """
     if node.op not in ("Add", "Sub") or not is_standard(node) or node.inputs[0] is node.inputs[1]:
         return None
     producers = [graph.producer(t) for t in node.inputs]
     if any(made is None or made.op not in ("Conv", *_SCALES) for made in producers):
         return None
     if len({id(made.inputs[0]) for made in producers if made is not None and made.op == "Conv"}) != 1:
-        # before the weights are read
+        # Return before the weights are read.
         return None
     linears = [
         constant_linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers
@@ -97,7 +115,7 @@ def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, Para
 
 
 def _affine_chain_to(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> AffineChain | None:
-    """The scale and shift from ``x`` to ``t``; None where something else lies between, or nothing."""
+    """Return the scale and shift from ``x`` to ``t``; None if other nodes are between, or none."""
     end = t
     for _ in range(_LONGEST):
         node = graph.producer(t)
@@ -117,7 +135,11 @@ def _affine_chain_to(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> AffineChain | 
 
 
 def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, ParallelBranch]) -> BranchMerge | Refusal:
-    """The sum of two branches as one convolution, or why it is none."""
+    """Merge two branches into one convolution.
+
+    Returns:
+        the merge, or the reason why it is not possible.
+    """
     y = node.outputs[0]
     dtype = graph.dtype(node.outputs[0])
     for part in parts:
@@ -164,7 +186,11 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
 
 
 def branch_weight(frame: ConstantLinear, part: ParallelBranch) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and bias of a branch as a convolution with the groups of ``frame``."""
+    """Compute weight and bias of a branch as a convolution with the groups of ``frame``.
+
+    Returns:
+        weight in the layout of Conv, and bias (outputs,).
+    """
     if part.linear is not None:
         return part.linear.w, np.broadcast_to(part.linear.c, part.linear.output_channels)
     inputs = frame.w.shape[1]
@@ -174,10 +200,13 @@ def branch_weight(frame: ConstantLinear, part: ParallelBranch) -> tuple[np.ndarr
 
 
 def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...]:
-    """Return where the kernel of a branch begins in that of ``frame``, along each axis of places.
+    """Find the start of a branch's kernel in the kernel of ``frame``.
+
+    Returns:
+        the offset along each spatial axis.
 
     Raises:
-        RefusedError: it does not lie in it.
+        RefusedError: it does not fit.
     """
     other = part.linear
     if frame.w.ndim < 3:
@@ -214,7 +243,7 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
 
 
 def _axis_attributes(linear: ConstantLinear, i: int) -> tuple[int, int, int, int, int]:
-    """(stride, dilation, padding before, padding behind, kernel) of a convolution along an axis."""
+    """Return (stride, dilation, padding before, padding after, kernel size) of a convolution along an axis."""
     axes = linear.w.ndim - 2
     kernel = int(linear.w.shape[2 + i])
     stride, dilation = (int((linear.attrs.get(name) or [1] * axes)[i]) for name in ("strides", "dilations"))

@@ -1,8 +1,8 @@
-"""Certificates: the proof that stands behind each rewrite (`normdeploy.proof`, docs/certificates.md).
+"""Certify each rewrite by a proof (`normdeploy.proof`, docs/certificates.md).
 
-The reference is the BEFORE subgraph itself, never the recognised fact: a norm that was misread would certify itself.
-Norms that differ in the elements of their gammas and betas alone share one identity; what each of them stores is looked
-at by itself.
+The reference is the subgraph before the rewrite, never the recognized norm: a misread norm would certify itself. Norms
+that differ only in the elements of gamma and beta share one identity; the values that each stores are checked
+separately.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ..proof.region_evaluation import is_stored_as_half
 from ..proof.sampler import StoredConstant, compare_contents
 from .initializer_check import require_same_as_file
 
-# places of an axis whose length may be any
+# Shortest axis whose length may be arbitrary
 _LONG = 4
-# elements of a constant that is part of a region's template (`graphs.region`)
+# Maximum number of elements of a constant that is part of a region's template (`graphs.region`)
 _FEW = 4
-# whole numbers of one constant that may be the lengths that a Reshape names
+# Maximum number of integers of one constant that may be lengths named by a Reshape
 _NAMED = 16
-# whose taps are told apart: their number is no length
+# Ops whose taps are distinct: the number of taps is no length
 _KERNELS = ("Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A subgraph and what shall take its place: both are functions of the same leaves."""
+    """Subgraph and its replacement, as functions of the same leaves."""
 
     before: Region
     after: Region
@@ -48,7 +48,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class ResultPair:
-    """A result before and after: a region, and the tensor that shall be the same function of its leaves."""
+    """Result before a rewrite, as a region, and the tensor that must be the same function of its leaves."""
 
     before: Region | Refusal
     after: gs.Tensor
@@ -56,23 +56,31 @@ class ResultPair:
 
 @dataclass(frozen=True)
 class ProvedRewrites:
-    """Rewrites of the same leaves, and the certificate of all."""
+    """Rewrites with the same leaves, and their common certificate."""
 
     rewrites: tuple[Rewrite, ...]
     certificate: Certificate
 
 
 def pair_of(graph: Graph, old: gs.Tensor, leaves: Sequence[gs.Tensor], new: gs.Tensor) -> ResultPair:
-    """Return ``old`` as a function of ``leaves``, and ``new``, which shall be the same function of them."""
+    """Pair ``old``, as a function of ``leaves``, with ``new``, which must be the same function.
+
+    Returns:
+        the pair; its ``before`` is a refusal if ``old`` cannot be compiled.
+    """
     return ResultPair(compile_region(graph, old, leaves), new)
 
 
 Failure = Refusal | Certificate
-"""Why nothing is proved: the sides can't be compared, or the certificate failed."""
+"""Reason why nothing is proved: a side cannot be compiled, or the certificate failed."""
 
 
 def rewrite_of(graph: Graph, pair: ResultPair) -> Rewrite | Refusal:
-    """Compile the tensor after to a region of the leaves of that before."""
+    """Compile the tensor after the rewrite to a region with the leaves of the one before.
+
+    Returns:
+        both regions, or the refusal of the side that cannot be compiled.
+    """
     if isinstance(pair.before, Refusal):
         return pair.before
     after = compile_region(graph, pair.after, pair.before.leaves)
@@ -89,7 +97,11 @@ def prove_pairs(
     expressions: ComputedConstants | None = None,
     partly_hidden: Collection[gs.Tensor] = (),
 ) -> ProvedRewrites | Failure:
-    """Prove that each pair is one function, as `certify_rewrites`."""
+    """Prove that both sides of each pair are one function, as `certify_rewrites` does.
+
+    Returns:
+        the rewrites with their certificate, or the failure.
+    """
     rewrites: list[Rewrite] = []
     for pair in pairs:
         rewrite = rewrite_of(graph, pair)
@@ -103,7 +115,11 @@ def prove_pairs(
 
 
 def failure_reason(failure: Failure) -> str:
-    """Return the reason of a failure, for people."""
+    """Describe a failure for users.
+
+    Returns:
+        one sentence.
+    """
     if isinstance(failure, Refusal):
         return failure.reason
     return f"it can't be proved: {failure.note}"
@@ -115,10 +131,15 @@ def certify_rewrites(
     expressions: ComputedConstants | None = None,
     partly_hidden: Collection[gs.Tensor] = (),
 ) -> Certificate:
-    """The certificate of a rewrite; of several results at once where ``rewrites`` are several, of the same leaves.
+    """Certify a rewrite, or several results at once, which share their leaves.
 
-    ``memo``: what was proved of others in this graph. ``expressions``: what the constants of a fold are made of.
-    ``partly_hidden``: leaves of which the caller has shown that no row is -Inf throughout.
+    Args:
+        memo: earlier proofs in this graph.
+        expressions: the computed constants of a fold.
+        partly_hidden: leaves for which the caller showed that no row is -Inf throughout.
+
+    Returns:
+        the certificate; it failed if the sides differ or the proof was not possible.
     """
     try:
         constants = list(_constant_inputs([region for r in rewrites for region in (r.before, r.after)], expressions))
@@ -144,11 +165,11 @@ def certify_rewrites(
             )
             proof = prove_once(memo, key, partial(show, sides))
             if isinstance(proof, Identity):
-                # which may be made of the elements of constants: of this rewrite alone
+                # Epsilons may depend on the elements of constants, so the proof holds for this rewrite alone.
                 if proof.epsilons:
                     del memo[key]
                 break
-        # not raised, which would give it a frame
+        # Not raised: that would attach a frame to the shared error.
         if isinstance(proof, NotProved):
             return certificate_of(proof)
         check_stored_constants(sides, proof)
@@ -160,10 +181,13 @@ def certify_rewrites(
 
 
 def certify_sides(sides: Callable[[], Iterable[Equivalence]]) -> Certificate:
-    """The certificate of several proofs, one behind the other, or of the first that fails.
+    """Certify several proofs, run one after the other.
 
     Args:
-        sides: gives what is proved; it may raise NotProved itself.
+        sides: returns the claims to prove; it may raise NotProved itself.
+
+    Returns:
+        the combined certificate, or that of the first failure.
     """
     try:
         identities = [prove(each) for each in sides()]
@@ -177,10 +201,11 @@ def certify_sides(sides: Callable[[], Iterable[Equivalence]]) -> Certificate:
 
 
 def unproved_finding(finding: Finding, failure: Failure) -> Finding:
-    """A finding whose rewrite is not made.
+    """Turn a finding into that of a rewrite that was not made.
 
-    It is refused where the nodes before are no algebra, or of unknown sizes: nobody can say what they are at every
-    input. Where the two differ it is undone.
+    Returns:
+        a refused finding if the nodes before the rewrite are not algebraic or have unknown sizes, so that their value
+        is not known at every input; an undone one if the sides differ.
     """
     if isinstance(failure, Refusal):
         return replace(finding, status="refused", reason=failure.reason, became="")
@@ -191,7 +216,7 @@ def unproved_finding(finding: Finding, failure: Failure) -> Finding:
 
 
 def _read_constants(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, StoredConstant]:
-    """The floating constants by the ids of their tensors."""
+    """Read the floating-point constants, by the ids of their tensors."""
     read: dict[int, StoredConstant] = {}
     for node, i in constants:
         t = node.inputs[i]
@@ -211,7 +236,10 @@ def _named_lengths(
     constants: Sequence[tuple[gs.Node, int]],
     held: Mapping[int, StoredConstant],
 ) -> dict[int, Size]:
-    """The lengths along leaves and constants, each as a size of its own, in the order in which they are met."""
+    """Return the lengths along leaves and constants with a symbol each, in order of appearance.
+
+    Lengths below `_LONG`, lengths that integers in the region may name, and numbers of taps are left out.
+    """
     lengths = dict[int, None]()
     taps = set[int]()
     for t in leaves:
@@ -224,18 +252,14 @@ def _named_lengths(
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
         if constant is None:
-            # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
+            # Integers: lengths that a Reshape names, or that may become the size of a tensor.
             known = graph.known_value(node.inputs[i])
-            if known is None:
-                taps |= set()
-            else:
+            if known is not None:
                 taps |= {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
             lengths |= dict.fromkeys(constant.array.shape)
             if node.op in _KERNELS and i == 1:
                 taps |= set(constant.array.shape[2:])
-            else:
-                taps |= set()
     long = [n for n in lengths if n >= _LONG and n not in taps]
     return {n: Size.opaque("length", i) for i, n in enumerate(long)}
 
@@ -243,8 +267,11 @@ def _named_lengths(
 def _constants_key(
     graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[int, StoredConstant]
 ) -> tuple[object, ...]:
-    """What a proof may ask of the constants besides what the regions' templates hold: equal for rewrites that differ in
-    the elements of their larger constants alone, and in these alike."""
+    """Build a key of all properties of constants that a proof may read, besides the regions' templates.
+
+    It is equal for rewrites that differ only in the elements of their larger constants, if the same constants have
+    equal elements in both.
+    """
     classes: dict[object, int] = {}
     told: list[object] = []
     for node, i in constants:
@@ -253,7 +280,7 @@ def _constants_key(
         if constant is None:
             continue
         computed = id(t) in graph.exact
-        # its elements are part of the template
+        # Its elements are part of the template.
         if constant.array.size <= _FEW:
             told.append((constant.half, computed))
             continue
@@ -266,7 +293,7 @@ def _constants_key(
 
 
 def _constant_inputs(regions: Sequence[Region], expressions: ComputedConstants | None) -> Iterator[tuple[gs.Node, int]]:
-    """Where constants are read: a node, and which of its inputs."""
+    """Yield the reads of constants: node and input index."""
     chain = () if expressions is None else expressions.nodes
     for node in (*(n for region in regions for n in region.nodes), *chain):
         for i, t in enumerate(node.inputs):

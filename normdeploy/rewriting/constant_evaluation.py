@@ -1,10 +1,10 @@
-"""The cleanup that computes once what constants alone feed (`normdeploy.recognition.constant_subgraphs`), and says what
-became of norms in it.
+"""Compute nodes with constant inputs once, and report the norms among them.
 
-Each result is evaluated in float64 and rounded once to the type that the file gives it; where a part only moves numbers
-they stay bit for bit. The file never grows by it but for a few small constants: what is stored instead is counted
-against the weights that nobody reads any more, a result that would cost more stays, and so do the nodes that make it;
-of these the inputs are asked next.
+`normdeploy.recognition.constant_subgraphs` finds these nodes.
+
+Each result is evaluated in float64 and rounded once to its type in the file; nodes that only move numbers keep them bit
+for bit. The file grows by a few small constants at most. A stored result counts against the weights that become unused.
+A result that would cost more stays, with the nodes that compute it; their inputs are tried next.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ from ..recognition.constant_subgraphs import (
 from .proposals import COMPUTED, ProposeResult, RewriteTarget, StoredTensor, Sweep, propose_stored
 
 STAGE = "constants"
-# bytes by which a file may grow in all
+# Bytes by which a file may grow in total
 _SLACK = 2**16
-# each moves a border of what is computed up by a node
+# rounds; each moves the border of the stored part up by a node
 _ROUNDS = 24
-# nodes looked at to choose among the results of one part
+# Maximum number of node visits to choose among the results of one part
 _TRIES = 2**22
 
 
 def note_constant_norms(graph: Graph) -> Sweep:
-    """Note the norms of constants before anything is rewritten, as a fold may take one along."""
+    """Record the norms of constants before any rewrite, because a fold may consume one.
+
+    Returns:
+        a sweep that stores constants and reports these norms.
+    """
     norms = list(find_constant_norms(graph))
     return lambda target: _iter_proposals(graph, norms, target)
 
@@ -44,9 +48,9 @@ def note_constant_norms(graph: Graph) -> Sweep:
 def _iter_proposals(
     graph: Graph, norms: Sequence[ConstantNorm], target: RewriteTarget
 ) -> Iterator[tuple[gs.Node, ProposeResult]]:
-    """Propose to store what constants alone feed, then tell of ``norms``."""
+    """Yield proposals to store nodes with constant inputs, then the findings of ``norms``."""
     left = _SLACK
-    # Of nodes that have to stay, by id.
+    # Reasons of nodes that have to stay, by id.
     reasons: dict[int, str] = {}
     for _ in range(_ROUNDS):
         again = False
@@ -60,7 +64,7 @@ def _iter_proposals(
             chosen = _results_to_store(graph, part, left, reasons)
             values = _stored_values(graph, chosen, reasons)
             again = again or len(values) < len(part.results)
-            # What would be freed was counted with all of them.
+            # The freed bytes were counted with all of them.
             if len(values) < len(chosen):
                 continue
             left -= max(0, part.file_growth(graph, {id(v.tensor) for v in values}))
@@ -73,7 +77,7 @@ def _iter_proposals(
 
 
 def _results_to_store(graph: Graph, part: ConstantSubgraph, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
-    """Choose the results that are stored; the nodes of the others get a reason."""
+    """Choose the results to store; the nodes of the others get a reason."""
     chosen = {id(t): t for t in part.results}
     growth = whole = part.file_growth(graph, chosen)
     large = sorted(part.results, key=lambda t: byte_count(graph, t), reverse=True)
@@ -95,7 +99,7 @@ def _results_to_store(graph: Graph, part: ConstantSubgraph, left: int, reasons: 
 
 
 def _stored_values(graph: Graph, chosen: Sequence[gs.Tensor], reasons: dict[int, str]) -> list[StoredTensor]:
-    """Evaluate results in their own types; those that can't be are left out, and their nodes get a reason."""
+    """Evaluate results in their own types. Results that cannot be stored are left out, and their nodes get a reason."""
     computed: list[StoredTensor] = []
     for t in chosen:
         node = graph.producer(t)
@@ -139,7 +143,7 @@ def _constant_norm_finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, 
 
 
 def _reason_not_stored(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
-    """Why a norm stays: the reason of the first node behind it that has to."""
+    """Return the reason why a norm stays: that of the first node after it that has to stay."""
     stack = [node]
     seen = {id(node)}
     while stack:

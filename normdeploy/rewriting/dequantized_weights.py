@@ -1,14 +1,14 @@
-"""A scale that a linear layer with stored codes takes: into the scales of its DequantizeLinear.
+"""Fold a scale into the DequantizeLinear scales of a linear layer with stored codes.
 
     W = (q − z)·s          F·W = (σ(q − z) + z − z)·(|F|·s),   σ = sign(F)
 
-F is the factor of each element of the weight that a fold asks for. The codes q stay as they are where F is positive,
-and are mirrored at the zero point z where it is negative, so that scales stay positive: some runtimes take no others.
-F·s has to lie along the axis along which the layer's scales may lie, its output channels.
+F is the factor that a fold requires for each element of the weight. The codes q stay unchanged if F is positive, and
+are mirrored at the zero point z if it is negative. So scales stay positive: some runtimes accept no others. F·s must
+lie along the axis along which the layer's scales may lie, its output channels.
 
-While scales and shifts are folded, what is dequantized for linear layers counts as the constant (q − z)·s, which
-float64 holds without rounding; so the fold itself is proved as any other (`forms.fold_expressions`). Here the weight
-that was proved is written as codes and scales, and compared with them, element by element.
+While scales and shifts are folded, a dequantized weight counts as the constant (q − z)·s, which float64 represents
+without rounding. So the fold is proved like any other (`forms.fold_expressions`). This module writes the proved weight
+as codes and scales and compares these with it, element by element.
 """
 
 from __future__ import annotations
@@ -31,18 +31,26 @@ from ..graphs.quantization_info import DEQUANTIZE, QUANTIZE
 from ..graphs.region import Refusal
 from ..storage.onnx_domains import is_standard
 
-# the opset from which on DequantizeLinear has an axis
+# First opset in which DequantizeLinear has an axis
 _PER_CHANNEL = 13
-# of float64, in which two products are compared
+# Relative tolerance of two products in float64
 _CLOSE = 2.0**-46
 
 
 @dataclass(frozen=True)
 class _StoredCodes:
-    """What a DequantizeLinear of constants reads; ``zero`` and ``step`` broadcast over ``q``, as float64."""
+    """Constant inputs of a DequantizeLinear.
+
+    Attributes:
+        node: the DequantizeLinear.
+        q: codes in their own type.
+        zero: zero points in float64, broadcast over ``q``.
+        step: scales in float64, broadcast over ``q``.
+        axis: axis of the scales, non-negative.
+        block: block size; 0 without blocks.
+    """
 
     node: gs.Node
-    # in their own type
     q: np.ndarray
     zero: np.ndarray
     step: np.ndarray
@@ -51,13 +59,19 @@ class _StoredCodes:
 
     @property
     def dequantized_array(self) -> np.ndarray:
-        """(q − z)·s."""
+        """Return (q − z)·s in float64."""
         return np.asarray((self.q.astype(np.float64) - self.zero) * self.step)
 
 
 @dataclass(frozen=True)
 class _RescaledWeight:
-    """A DequantizeLinear in the place of the constant ``share.weight``; ``mirrored``: output channels."""
+    """DequantizeLinear that replaces the constant ``share.weight``.
+
+    Attributes:
+        share: the fold's share of one layer.
+        node: the new DequantizeLinear.
+        mirrored: number of output channels with mirrored codes.
+    """
 
     share: FoldShare
     node: gs.Node
@@ -66,7 +80,11 @@ class _RescaledWeight:
 
 @contextmanager
 def treat_dequantized_as_constants(graph: Graph) -> Iterator[None]:
-    """Let the weights and biases of linear layers that DequantizeLinear makes of constants be constants."""
+    """Treat the weights and biases that DequantizeLinear computes from constants for linear layers as constants.
+
+    Yields:
+        nothing; the graph treats them so within the context.
+    """
     with graph.allow_temporary_constants():
         for node in graph.nodes:
             if (
@@ -89,7 +107,7 @@ def _value_readers(graph: Graph, node: gs.Node) -> list[gs.Node]:
 
 
 def _is_weight_or_bias(graph: Graph, node: gs.Node, reader: gs.Node) -> bool:
-    """Whether ``reader`` is a linear layer, or adds the bias behind a MatMul."""
+    """Return True if ``reader`` is a linear layer or adds the bias after a MatMul."""
     if reader.op in LINEAR:
         return True
     if reader.op == "Add":
@@ -104,7 +122,7 @@ def _is_weight_or_bias(graph: Graph, node: gs.Node, reader: gs.Node) -> bool:
 
 
 def _stored_codes(graph: Graph, node: gs.Node) -> _StoredCodes | None:
-    """None where codes, scale or zero point are no constants."""
+    """Read the codes; None if codes, scale or zero point are not constant."""
     q, step, zero = (graph.known_value(t) for t in (*node.inputs, *[gs.Variable.empty()] * (3 - len(node.inputs))))
     if q is None or step is None or (zero is None and len(node.inputs) > 2 and not node.inputs[2].is_empty()):
         return None
@@ -125,13 +143,13 @@ def _stored_codes(graph: Graph, node: gs.Node) -> _StoredCodes | None:
 
 
 def _is_exact_in_float64(codes: _StoredCodes) -> bool:
-    """Whether float64 holds each (q − z)·s: a code of 32 bits times a scale of 24 may be longer."""
+    """Return True if float64 represents each (q − z)·s: a 32-bit code times a 24-bit scale may be longer."""
     longer = (codes.q.astype(np.longdouble) - codes.zero) * codes.step
     return bool(np.isfinite(codes.dequantized_array).all()) and bool((longer == codes.dequantized_array).all())
 
 
 def is_quantized_dequantized(graph: Graph, t: gs.Tensor) -> bool:
-    """Whether ``t`` comes out of a QuantizeLinear and a DequantizeLinear."""
+    """Return True if ``t`` comes from a QuantizeLinear followed by a DequantizeLinear."""
     node = graph.producer(t)
     if node is not None and node.op == DEQUANTIZE:
         before = graph.producer(node.inputs[0])
@@ -144,7 +162,11 @@ def is_quantized_dequantized(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def require_expressible(graph: Graph, form: AffineFold | Refusal) -> AffineFold | Refusal:
-    """``form``, or why a dequantized weight can't take its share."""
+    """Check that each dequantized weight of a fold can take its share.
+
+    Returns:
+        ``form``, or the refusal of the first weight that cannot.
+    """
     for share in form.shares if isinstance(form, AffineFold) else ():
         codes = _weight_codes(graph, share.linear)
         if codes is None:
@@ -156,8 +178,11 @@ def require_expressible(graph: Graph, form: AffineFold | Refusal) -> AffineFold 
 
 
 def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
-    """``form``, which was proved, with DequantizeLinear in the place of the constants that it makes of dequantized
-    weights."""
+    """Replace the constants that a proved fold made of dequantized weights by DequantizeLinear nodes.
+
+    Returns:
+        ``form`` with these nodes; unchanged if it has no such weight.
+    """
     made: dict[int, _RescaledWeight] = {}
     for share in form.shares:
         codes = _weight_codes(graph, share.linear)
@@ -187,7 +212,7 @@ def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
 
 
 def _weight_codes(graph: Graph, linear: ConstantLinear) -> _StoredCodes | Refusal | None:
-    """The codes of a layer's weight; None where it is no dequantized one."""
+    """Return the codes of a layer's weight; None if the weight is not dequantized."""
     t = linear.node.inputs[linear.weight]
     node = graph.producer(t)
     if isinstance(t, gs.Constant) or node is None:
@@ -206,7 +231,7 @@ def _weight_codes(graph: Graph, linear: ConstantLinear) -> _StoredCodes | Refusa
 
 
 def _scale_factors(share: FoldShare) -> np.ndarray:
-    """F, over the weight as it is stored."""
+    """Return F, in the layout of the stored weight."""
     linear = share.linear
     alpha = float(share.linear.node.attrs.get("alpha", 1.0))
     ones = replace(linear, w=np.full(linear.w.shape, alpha))
@@ -218,7 +243,11 @@ def _scale_factors(share: FoldShare) -> np.ndarray:
 def rescaled_parts(
     graph: Graph, share: FoldShare, codes: _StoredCodes
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | Refusal:
-    """Codes, scales and attributes of what takes the place of the weight's DequantizeLinear."""
+    """Compute codes, scales and attributes of the DequantizeLinear that replaces that of the weight.
+
+    Returns:
+        (codes, scales, attributes), or the refusal if the codes cannot express the weight.
+    """
     factor = _scale_factors(share)
     title = share.linear.title
     node = codes.node
@@ -247,7 +276,7 @@ def rescaled_parts(
 def _layout_scale(
     graph: Graph, share: FoldShare, codes: _StoredCodes, step: np.ndarray
 ) -> tuple[np.ndarray, dict[str, Any]] | Refusal:
-    """``step``, a number for each element, as DequantizeLinear's scale, and its attributes."""
+    """Lay out ``step``, one number per element, as DequantizeLinear's scale, and return it with its attributes."""
     if codes.block:
         starts = np.arange(0, step.shape[codes.axis], codes.block)
         blocks = step.take(starts, axis=codes.axis)
@@ -283,7 +312,11 @@ def _layout_scale(
 
 
 def output_axis(linear: ConstantLinear) -> int:
-    """Along which axis of its weight a layer's output channels lie."""
+    """Find the axis of the output channels in a layer's weight.
+
+    Returns:
+        a non-negative axis of the stored weight.
+    """
     rank = linear.w.ndim
     if linear.node.op in ("Conv", "ConvTranspose"):
         if linear.node.op == "Conv":
@@ -328,7 +361,7 @@ def _write_dequantizer(graph: Graph, share: FoldShare, codes: _StoredCodes) -> _
 
 
 def _broadcast_zero_point(zero: np.ndarray, codes: _StoredCodes, step: np.ndarray, attrs: dict[str, Any]) -> np.ndarray:
-    """The zero point in the shape of the scale."""
+    """Return the zero point in the shape of the scale."""
     if zero.size == 1:
         return np.broadcast_to(zero.reshape(()), step.shape).copy()
     whole = np.broadcast_to(codes.zero, codes.q.shape)
@@ -338,10 +371,10 @@ def _broadcast_zero_point(zero: np.ndarray, codes: _StoredCodes, step: np.ndarra
 def _require_same_weight(
     graph: Graph, share: FoldShare, q: np.ndarray, codes: _StoredCodes, step: np.ndarray, attrs: dict[str, Any]
 ) -> None:
-    """Codes times scales are the weight that was proved, compared before the scales are rounded, once.
+    """Check that codes times scales equal the proved weight, before the scales are rounded once.
 
     Raises:
-        ExportError: they are not.
+        ExportError: they differ.
     """
     laid = broadcast_parameter(step, q.shape, attrs.get("axis", 1), attrs.get("block_size", 0))
     value = (q.astype(np.float64) - codes.zero) * laid

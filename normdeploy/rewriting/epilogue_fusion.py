@@ -1,11 +1,11 @@
-"""The step that joins a norm's node with its neighbours into one op of this project's own (``--fuse portable``).
+"""Join a norm node with its neighbors into one op of this project (``--fuse portable``).
 
-    Add, then a norm over the last axis       AddLayerNorm, AddRMSNorm   (the sum stays an output: residual streams read
-    it) LayerNormalization by 1 + s and t, data   ModulatedLayerNorm         (DiT, Peebles and Xie 2022)
-    GroupNormalization, then SiLU             GroupNormSiLU              (Sigmoid and Mul, or Swish)
+- Add, then a norm over the last axis: AddLayerNorm, AddRMSNorm. The sum stays an output for the residual stream.
+- LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
+- GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
 
-The norms are single nodes by now, in one spelling, so that their neighbours are found by structure; the certificate is
-by values as ever.
+By this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate is
+by values, as always.
 """
 
 from __future__ import annotations
@@ -33,28 +33,41 @@ from .proposals import NodeReplacement, Proposal, RewriteTarget
 
 @dataclass(frozen=True)
 class EpilogueFusion:
-    """An op of ours and what it takes the place of: ``old`` are the tensors that its outputs shall be, the norm's
-    result first."""
+    """Own op and the nodes that it replaces.
+
+    Attributes:
+        op: name of the own op.
+        norm: result of the norm node.
+        old: tensors that the op's outputs replace, the norm's result first.
+        leaves: data of which both sides are functions.
+        inputs: inputs of the op.
+        attrs: attributes of the op.
+        grouping: elements that are normalized together.
+        norm_op: type of the norm node.
+        before: op types before it.
+        behind: op types after it.
+        views: new nodes before the op that reshape an input.
+    """
 
     op: str
-    # the result of the norm's own node
     norm: gs.Tensor
     old: tuple[gs.Tensor, ...]
-    # the data that both sides are functions of
     leaves: tuple[gs.Tensor, ...]
     inputs: tuple[gs.Tensor, ...]
     attrs: dict[str, float | int]
     grouping: NormGrouping
-    # the norm's own op, and those before and behind it
     norm_op: str
     before: str = ""
     behind: str = ""
-    # new nodes in front, which bring an input into shape
     views: tuple[gs.Node, ...] = ()
 
 
 def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
-    """Propose to join the norm of ``node`` with its neighbours; a finding where it is joined already."""
+    """Propose to join the norm of ``node`` with its neighbors.
+
+    Returns:
+        the proposal; a finding if ``node`` is already a joined op; None if there is nothing to join.
+    """
     if (
         node.domain == DOMAIN
         and node.op in JOINED
@@ -72,7 +85,7 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
 
 
 def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
-    """A norm of a sum of two tensors of one shape."""
+    """Match a norm of the sum of two tensors of one shape."""
     row = _match_row_norm(graph, node)
     if row is not None:
         add = standard_producer(graph, node.inputs[0], "Add", "Sum")
@@ -104,7 +117,7 @@ def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 
 def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
-    """A LayerNormalization whose scale is 1 + s with data s, its bias data too, both of the shape (B, 1, D)."""
+    """Match a LayerNormalization with scale 1 + s and bias t, both data of shape (B, 1, D)."""
     row = _match_row_norm(graph, node)
     if row is None or node.op != "LayerNormalization" or len(node.inputs) < 3:
         return None
@@ -140,7 +153,7 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 
 def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
-    """A GroupNormalization by channel that nothing but SiLU reads."""
+    """Match a GroupNormalization with a scale per channel that only SiLU reads."""
     if (
         not is_standard_op(node, "GroupNormalization")
         or graph.is_output(node.outputs[0])
@@ -182,7 +195,7 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
 
 
 def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
-    """The result of y · sigmoid(y), where nothing else reads y."""
+    """Return the result of y · sigmoid(y) if nothing else reads y."""
     readers = graph.consumers(y)
     if len(readers) == 1 and is_standard_op(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
         return readers[0].outputs[0]
@@ -197,7 +210,7 @@ def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
 
 @dataclass(frozen=True)
 class _RowNorm:
-    """What a norm over the last axis alone is."""
+    """Norm over the last axis only."""
 
     centered: bool
     epsilon: float
@@ -206,7 +219,7 @@ class _RowNorm:
 
 def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    # another op of that name
+    # An op with the same name but other inputs.
     if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):
         return None
     if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
@@ -219,7 +232,7 @@ def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
         axes = [int(attrs.get("axis", -1))]
     if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
         return None
-    # mean and inverse deviation
+    # The outputs mean and inverse deviation must be unused.
     if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):
         return None
     if not all(_is_row_parameter(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
@@ -228,7 +241,7 @@ def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
 
 
 def _is_row_parameter(shape: Dims | None, n: int | str | None) -> bool:
-    """Whether a parameter holds one number, or one for each element of the last axis."""
+    """Return True if a parameter holds one number, or one per element of the last axis."""
     return shape is not None and all(d == 1 for d in shape[:-1]) and (not shape or shape[-1] in (1, n))
 
 
@@ -243,7 +256,7 @@ def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _strip_added_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
-    """s of a scale 1 + s, as it is and as views of it bring it into the scale's shape, by new nodes."""
+    """Return s of a scale 1 + s, then s in the scale's shape, and the new view nodes for the latter."""
     views: list[gs.Node] = []
     node = graph.producer(scale)
     while (
@@ -296,7 +309,7 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
             else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
         ),
         opset=oldest_opset(found.op),
-        # Where the norm was certified onnxruntime ran the nodes that the body holds already.
+        # For a certified norm, onnxruntime already ran the nodes of the body.
         trial=None
         if told.certificate is not None
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
@@ -308,14 +321,14 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
 def _epilogue_replacement(found: EpilogueFusion, node: gs.Node) -> NodeReplacement:
     if len(found.old) == 1:
         return NodeReplacement(found.old[0], (*found.views, node))
-    # It stands where the Add stood: others may read the sum before the norm does.
+    # The op takes the place of the Add, because other nodes may read the sum before the norm does.
     return NodeReplacement(found.old[1], (node,), output=1, also={0: found.old[0]})
 
 
 def _epilogue_finding(
     norm: Finding, proposal: EpilogueFusion, node: gs.Node, certificate: Certificate | None, census: bool
 ) -> Finding:
-    """One finding for a norm and what it was joined with: the errors of both steps add up."""
+    """Merge the findings of a norm and its joined neighbors; the errors of both steps add up."""
     again = norm.status == "fused"
     return replace(
         norm,
@@ -339,7 +352,11 @@ def _format_attributes(attrs: Mapping[str, float | int]) -> str:
 
 
 def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
-    """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
+    """Build the finding of an own op as if it were in the graph.
+
+    Args:
+        norm: result of the norm in it.
+    """
     producer = graph.producer(norm)
     dtype = graph.dtype(norm)
     attrs = graph.attrs(node)
@@ -360,10 +377,10 @@ def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Rewrit
 
 
 def _normalized_axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
-    """What is normalized over: all but the batch of a group norm (its channels in part), else the last axes."""
+    """Return the normalized axes: all but the batch for a group norm (part of its channels), else the last axes."""
     rank = len(graph.shape(node.inputs[0]) or ())
     attrs = graph.attrs(node)
-    # those of a norm that is quantized may be several
+    # A quantized norm may have several axes.
     if rank and ("axis" in attrs or "axes" in attrs):
         return tuple(range(min(a % rank for a in attrs.get("axes") or [attrs["axis"]]), rank))
     if OURS[node.op].kind == "GroupNorm":

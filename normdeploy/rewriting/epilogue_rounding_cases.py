@@ -1,5 +1,4 @@
-"""The input on which onnxruntime is asked about a norm that was joined with its neighbours, and the error that is
-expected there."""
+"""Choose the input on which onnxruntime runs a joined norm, with the expected error."""
 
 from __future__ import annotations
 
@@ -14,26 +13,36 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase, rounding_patterns
 from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of
 
-# sizes of the axes of x that are not normalized over, and of a group norm's places
+# Sizes of the axes of x that are not normalized, and of a group norm's spatial axes
 _FEW = (3, 4, 2, 3)
-# elements of a row whose number is dynamic
+# Row length if the file leaves it open
 _ROW = 9
-# a static batch up to this is taken as it is: a Reshape may hold it
+# Largest static batch that is kept, because a Reshape may hold it
 _BATCH = 8
 
 
 @dataclass(frozen=True)
 class NormGrouping:
-    """What is normalized over: the last axis, or of (N, C, …) one of ``groups`` parts of the channels and all
-    places."""
+    """Elements that are normalized together: the last axis, or for (N, C, …) a group of channels and all places.
+
+    Attributes:
+        epsilon: epsilon of the norm.
+        centered: True if the mean is subtracted.
+        groups: number of channel groups; 0 for the last axis.
+        added: True if x is the sum of the first two leaves.
+    """
 
     epsilon: float
     centered: bool = True
     groups: int = 0
-    # x is the sum of the first two leaves
     added: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
+        """Build the fit of a norm over ``size`` with this grouping.
+
+        Returns:
+            the fit, with unit scale and zero shift.
+        """
         axes, split, block = (
             (tuple(range(2, len(size))), 1, size[1] // self.groups) if self.groups else ((len(size) - 1,), None, 1)
         )
@@ -41,7 +50,11 @@ class NormGrouping:
 
 
 def epilogue_case(rewrite: Rewrite, grouping: NormGrouping) -> RoundingCase | None:
-    """The battery at small sizes; None where one side can't be evaluated."""
+    """Build the test input, with all rounding patterns, at small sizes.
+
+    Returns:
+        the case; None if a side cannot be evaluated.
+    """
     before = rewrite.before
     shapes = [before.graph.shape(leaf) or () for leaf in before.leaves]
     rng = np.random.default_rng(19)
@@ -57,7 +70,7 @@ def epilogue_case(rewrite: Rewrite, grouping: NormGrouping) -> RoundingCase | No
 
 
 def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
-    """A leaf's size: that of x, or of a vector for each sample."""
+    """Choose the size of a leaf: that of x, or of one vector per sample."""
     last = len(shape) - 1
     size = []
     for i, n in enumerate(shape):
@@ -73,10 +86,13 @@ def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
 
 
 def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset: int) -> MakeTrial:
-    """Return what makes the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
+    """Build the function that makes the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
 
     Args:
-        scale: where it is constant; None: it is 1 + s of the second leaf.
+        scale: the constant scale; None if it is 1 + s with s the second leaf.
+
+    Returns:
+        a function of (rewrites, number of the trial).
     """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:

@@ -1,24 +1,23 @@
-"""Whether a fold costs accuracy: both sides in the model's own type, on the inputs that the statistics themselves
-state.
+"""Check that a fold costs no accuracy: both sides run in the model's type on inputs that the statistics imply.
 
-A fold is the same function, but not always as accurate. (z − mean)/std is exact to an ulp even where mean/std is 1e6;
-folded into the linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule,
+A fold computes the same function, but not always as accurately. (z − mean)/std is exact to an ulp even if mean/std is
+1e6. Folded into the next linear op, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule,
 for each channel:
 
-    error after ≤ 4 · error before + 4 ulp        (of the channel's largest result; errors are the largest over the
-    inputs drawn)
+    error after ≤ 4 · error before + 4 ulp        (ulp of the channel's largest result; errors are the largest over
+                                                  the drawn inputs)
 
-Inputs: z of a BatchNormalization is drawn from N(running mean, running variance) of its channel, that of a scale a and
-shift b by hand from N(−b/a, 1/a²), where the result is of the size of one. Where the linear op stands before, its input
-x is drawn so that its result has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and μ = w·(m − c)/|w|², the shortest
-one.
+**Inputs.** The input z of a BatchNormalization is drawn from N(running mean, running variance) of its channel. That of
+an explicit scale a and shift b is drawn from N(−b/a, 1/a²), so that the result has magnitude one. If the linear op
+comes first, its input x is drawn so that its result has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and the
+shortest mean, μ = w·(m − c)/|w|².
 
-Arithmetic: each node's result is rounded to its type; a linear op sums in float32, as kernels do for half precision
-too. A BatchNormalization is what runtimes make of it, γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64 models
-are rounded to float32, on constants that are not rounded: the ratio of the errors does not depend on the unit.
+**Arithmetic.** Each node's result is rounded to its type. A linear op sums in float32, as kernels do also for half
+precision. A BatchNormalization is computed as runtimes do: γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64
+models are rounded to float32, with constants that are not rounded: the ratio of the errors does not depend on the unit.
 
-Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and
-dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most
+Nothing here depends on the sizes of the model's tensors. For a convolution, one window is evaluated without strides and
+dilations, for at most `_ROWS` output channels (those with most cancellation, and some between) over at most
 `weight_rows.TAPS` products each.
 """
 
@@ -43,27 +42,38 @@ from ..recognition.affine_chains import AffineChain
 from .weight_rows import cancellation_factors, select_rows, weight_row, weight_table
 
 _DRAWS = 8
-# output channels evaluated
+# Maximum number of output channels to evaluate
 _ROWS = 24
-# places of a convolution's window
+# Maximum number of places of a convolution's window
 _WINDOW = 9
 _POOL = 2**17
 
 
 class RunChain(Protocol):
-    """A scale and shift of z."""
+    """Function that computes a scale and shift of z."""
 
     def __call__(self, z: np.ndarray, *, rounding: bool) -> np.ndarray:
-        """Compute y of z, both of shape (draws, channels); if ``rounding``, rounded as the runtime does."""
+        """Compute y from z, both of shape (draws, channels).
+
+        Args:
+            rounding: round as the runtime does.
+
+        Returns:
+            y in float64.
+        """
 
 
 @dataclass(frozen=True)
 class CostlyFold(Refusal):
-    """A fold that is not made because it would cost accuracy."""
+    """Refusal of a fold that would cost accuracy."""
 
 
 def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusal) -> AffineFold | Refusal:
-    """``form`` where it costs no accuracy, or else the reason why it is not to be made."""
+    """Refuse a fold that costs accuracy.
+
+    Returns:
+        ``form``, or the refusal with the worst channel.
+    """
     if isinstance(form, Refusal):
         return form
     with evaluator.silence_numpy():
@@ -88,10 +98,16 @@ def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusa
 
 @dataclass(frozen=True)
 class AccuracyLoss:
-    """The channel in which a fold costs most of what it may not."""
+    """Channel in which a fold exceeds the allowed error most.
+
+    Attributes:
+        channel: number of the channel.
+        before: largest error before the fold, against float64.
+        after: verdict on the error after it.
+        into: title of the linear op; "" without one.
+    """
 
     channel: int
-    # the largest error against float64
     before: float
     after: Verdict
     into: str
@@ -102,8 +118,13 @@ class AccuracyLoss:
 
 @dataclass(frozen=True)
 class _StatedAffine:
-    """A scale and shift over the channels that a fold deals with: how it is computed, and what z it says that it
-    gets."""
+    """Scale and shift over the channels of a fold, with the distribution of z that it implies.
+
+    Attributes:
+        run: computes it.
+        mean: mean of z per channel.
+        spread: standard deviation of z per channel.
+    """
 
     run: RunChain
     mean: np.ndarray
@@ -113,8 +134,17 @@ class _StatedAffine:
 def stated_affine(
     graph: Graph, chain: AffineChain, a: np.ndarray, b: np.ndarray, axis: int | None, channels: int
 ) -> _StatedAffine:
-    """``axis``: of z, on which the channels stand; None where views lie between, and a and b are all that is known of
-    them."""
+    """Read the distribution of z from the statistics of a scale and shift.
+
+    Args:
+        a: scale per channel.
+        b: shift per channel.
+        axis: axis of the channels in z; None if views are between, so that only ``a`` and ``b`` are known.
+        channels: number of channels.
+
+    Returns:
+        the function with the distribution of its input.
+    """
     batched = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
     if axis is not None:
         run = _chain_by_nodes(graph, chain, axis, channels)
@@ -132,8 +162,14 @@ def stated_affine(
 
 
 def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shifted: bool) -> RunChain:
-    """What is taken for a chain that can't be evaluated alone: a·z + b if ``shifted``, else (z + b/a)·a, its most
-    accurate form."""
+    """Build a closed form for a chain that cannot be run node by node.
+
+    Args:
+        shifted: True for a·z + b; False for (z + b/a)·a, its most accurate form.
+
+    Returns:
+        a function of z.
+    """
     stored = (
         round_to_dtype(a, chain.dtype),
         round_to_dtype(b, chain.dtype),
@@ -153,7 +189,7 @@ def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shi
 
 
 def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) -> RunChain | None:
-    """The chain node by node, at one place for each draw; None where it needs the sizes that the file states."""
+    """Build a function that runs the chain node by node, at one place per draw; None if it needs the file's sizes."""
     rank = max(chain.scale.ndim, 1)
     along = next((i for i in range(rank) if i != axis), None)
     if along is None:
@@ -169,7 +205,7 @@ def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) 
         y = run_chain(probe, rounding=False)
         a, b = (np.broadcast_to(_channel_vector(v, channels), (channels,)) for v in (chain.scale, chain.shift))
     except Exception:
-        # whatever numpy says of sizes that do not fit
+        # numpy raises various errors for sizes that do not fit.
         return None
     if np.allclose(y, a * probe + b, rtol=1e-6, atol=1e-6 * (1 + float(np.abs(b).max()))):
         return run_chain
@@ -183,7 +219,7 @@ def _channel_vector(values: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _evaluate_chain(graph: Graph, chain: AffineChain, z: np.ndarray, *, rounding: bool) -> np.ndarray:
-    """The chain's result for z, each node's rounded to its type if ``rounding``."""
+    """Run the chain on ``z``; if ``rounding``, round each node's result to its type."""
     values: dict[int, Any] = {id(chain.z): z}
     for node in chain.region.nodes:
         inputs = [
@@ -218,7 +254,7 @@ def _evaluate_batch_norm(
 
 
 def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, *, rounding: bool) -> np.ndarray:
-    """A constant's value; one that the file computes, or that an earlier rewrite did, is rounded as it will be."""
+    """Read a constant. If ``rounding``, round a computed constant as it will be stored."""
     value = graph.value(t)
     computed = not isinstance(t, gs.Constant) or id(t) in graph.exact
     if rounding and computed and value.dtype.kind == "f":
@@ -227,7 +263,16 @@ def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, *, rounding:
 
 
 def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = None) -> np.ndarray:
-    """In the model's type, or in the node's ``own`` where a Cast makes that wider; as float64."""
+    """Round to the model's type, or to the node's type ``own`` if that is given.
+
+    For float64 models, it rounds to float32; for an ``own`` of float64, it does not round.
+
+    Args:
+        own: type of the node's result; None for the model's.
+
+    Returns:
+        the rounded values in float64.
+    """
     if dtype == np.float64:
         kind = np.dtype(np.float32)
     elif own is None:
@@ -243,7 +288,7 @@ def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = N
 
 
 def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None:
-    """Of a chain that becomes one Mul and one Add, for each of its elements."""
+    """Measure the loss of a chain that becomes one Mul and one Add, for each of its elements."""
     shape = np.broadcast_shapes(chain.scale.shape, chain.shift.shape)
     varying = [i for i, n in enumerate(shape) if n > 1]
     a, b = (np.broadcast_to(v, shape).reshape(-1) for v in (chain.scale, chain.shift))
@@ -269,7 +314,7 @@ def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> Accura
         axis = linear.channel_axis(rank)
     else:
         axis = linear.input_channel_axis(rank)
-    # one of several parts of a Concat: the chain is asked for all channels
+    # For one part of a Concat, the chain covers all channels.
     if share.whole:
         every = [np.broadcast_to(_channel_vector(v, share.whole), (share.whole,)) for v in (chain.scale, chain.shift)]
     else:
@@ -281,7 +326,7 @@ def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> Accura
 
 
 def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
-    """a·(W·x + c) + b as (a·W)·x + (a·c + b)."""
+    """Measure the loss of a·(W·x + c) + b folded to (a·W)·x + (a·c + b)."""
     linear = share.linear
     dtype = chain.dtype
     own = slice(share.start, share.start + len(share.scale))
@@ -308,7 +353,7 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
     for row in rows:
         o = row.output
         w = row.weights.reshape(-1)
-        # a filter of zeros: whatever x is, its result is its bias
+        # A filter of zeros returns its bias for any x.
         size = float(w @ w) or 1.0
         noise = normal_numbers(_DRAWS * w.size).reshape(_DRAWS, w.size)
         x = round_to_dtype(noise * (spread[o] / np.sqrt(size)) + w * ((mean[o] - bias[o]) / size), dtype)
@@ -319,7 +364,7 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
         exact[:, share.start + o] = x @ w + bias[o]
         before[:, share.start + o] = sum_products(linear, x * w, bias[o], dtype)
         after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
-        # several matrices of one MatMul: one at a time
+        # Several matrices of one MatMul are judged one at a time.
         if np.count_nonzero(channels == o) > 1:
             losses.append(find_loss(np.array([o])))
     losses.append(find_loss(np.unique(channels)))
@@ -327,7 +372,7 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
 
 
 def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
-    """W·(a·z + b) + c as (W·a)·z + (c + W·b), or as (W·a)·(z + b/a) + c."""
+    """Measure the loss of W·(a·z + b) + c folded to (W·a)·z + (c + W·b), or to (W·a)·(z + b/a) + c."""
     linear = share.linear
     dtype = chain.dtype
     inputs = len(share.scale)
@@ -354,7 +399,7 @@ def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _State
         w = row.weights
         o = row.output
         cut = slice(None) if w.shape[1] == taps else np.linspace(0, w.shape[1] - 1, taps).astype(int)
-        # (taps, inputs of the row)
+        # Weights: (taps, inputs of the row).
         w = w[:, cut].T
         folded = round_to_dtype(w * share.scale[row.inputs], dtype)
         if share.side == "scale":
@@ -371,8 +416,12 @@ def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _State
 
 
 def sum_products(linear: ConstantLinear, products: np.ndarray, bias: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
-    """The sum of each row in float32, whatever the type, and the bias; that of a MatMul is an Add of its own."""
-    # pairwise
+    """Sum each row in float32 and add the bias. The bias of a MatMul is a separate Add.
+
+    Returns:
+        one number per row, rounded to ``dtype``, in float64.
+    """
+    # numpy sums pairwise.
     total = np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)
     return round_to_dtype((round_to_dtype(total, dtype) if linear.node.op == "MatMul" else total) + bias, dtype)
 
@@ -380,7 +429,18 @@ def sum_products(linear: ConstantLinear, products: np.ndarray, bias: np.ndarray 
 def worst_channel(
     exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, into: str
 ) -> AccuracyLoss | None:
-    """The channel that breaks the rule most, None where none does. All are (draws, channels)."""
+    """Find the channel that exceeds the rule most.
+
+    Args:
+        exact: results in float64, (draws, channels).
+        before: results of the nodes before, (draws, channels).
+        after: results after the fold, (draws, channels).
+        channels: number of each column's channel.
+        into: title of the linear op.
+
+    Returns:
+        the channel; None if none exceeds the rule.
+    """
     valid = np.isfinite(exact) & np.isfinite(before)
     was, now = (np.where(valid, absolute_difference(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
     allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
@@ -391,7 +451,7 @@ def worst_channel(
 
 
 def _unit(dtype: np.dtype) -> float:
-    """Return the unit roundoff; that of float32 for float64, which is rounded to float32 here."""
+    """Return the unit roundoff of the dtype; float64 counts as float32, to which it is rounded here."""
     return UNIT_ROUNDOFF["float32" if dtype == np.float64 else dtype.name]
 
 
@@ -399,5 +459,9 @@ _NORMAL = np.random.default_rng(23).standard_normal(_POOL)
 
 
 def normal_numbers(count: int) -> np.ndarray:
-    """Standard normal numbers, always the same; drawn once, since drawing them costs most."""
+    """Return standard normal numbers from a fixed pool, because drawing them costs most.
+
+    Returns:
+        always the same numbers, (count,).
+    """
     return np.resize(_NORMAL, count)

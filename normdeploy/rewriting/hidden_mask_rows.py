@@ -1,8 +1,7 @@
-"""Which rows an additive mask may hide whole, as the nodes that make it say: where Attention and Softmax part
-(`rewriting.attention_fusion`).
+"""Find rows that an additive mask may hide entirely: there Attention and Softmax differ (`rewriting.attention_fusion`).
 
-Numbers are followed as intervals through the few ops that masks are made with. An integer or a bool has bounds by its
-type; an input of floats has none, and may be −Inf.
+Values are tracked as intervals through the few ops that build masks. The dtype bounds integers and bools.
+Floating-point inputs have no bounds and may be −Inf.
 """
 
 from __future__ import annotations
@@ -15,19 +14,25 @@ from ..storage.onnx_domains import is_standard
 
 LOWEST = float(np.finfo(np.float32).min)
 _MOVES = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Flatten"})
-# what is computed has to lie above: a few roundings do not take it to the lowest
+# Lower limit of computed values: a few roundings do not reach the lowest float32 from here
 _FAR = LOWEST * (1 - 2.0**-20)
-# nodes one behind the other
+# Longest chain of nodes to follow
 _DEEP = 24
 
 Bounds = tuple[float, float]
 
 
 def may_hide_row(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
-    """Whether a row of ``mask`` may be −Inf throughout, or the lowest float32 where ``y``, what is made of it, counts.
+    """Return True if a row of ``mask`` may be −Inf, or the lowest float32, throughout and affects ``y``.
 
-    It does not count where it is multiplied by zero in such rows: by Cast(ReduceMax(mask) > c), as
+    Such a row does not matter if the result is multiplied by zero there: by Cast(ReduceMax(mask) > c), as
     `normdeploy.exporting.masked_attention_fix` writes it.
+
+    Args:
+        y: result of the attention.
+
+    Returns:
+        False only if that is excluded.
     """
     if graph.is_constant(mask):
         known = graph.known_value(mask)
@@ -39,7 +44,14 @@ def may_hide_row(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
 
 
 def value_bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
-    """Between which numbers all elements of ``t`` lie; None where float32 may not hold one, or it is not known."""
+    """Bound all elements of ``t``.
+
+    Args:
+        deep: depth of the recursion.
+
+    Returns:
+        (lower, upper); None if unknown, or if float32 may not represent an element.
+    """
     if graph.is_constant(t):
         known = graph.known_value(t)
         if known is not None and known.size:
@@ -73,7 +85,7 @@ def _combine_bounds(op: str, each: list[Bounds]) -> Bounds | None:
 
 
 def _finite_bounds(low: float, high: float) -> Bounds | None:
-    # false of NaN
+    # The comparison is False for NaN.
     return (low, high) if low >= LOWEST and high <= -LOWEST else None
 
 
@@ -83,7 +95,7 @@ def _is_floating(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def _dtype_bounds(graph: Graph, t: gs.Tensor) -> Bounds | None:
-    """Of an integer or a bool."""
+    """Return the bounds of an integer or bool dtype; None for other dtypes."""
     dtype = graph.dtype(t)
     if dtype is None or dtype.kind not in "iub":
         return None
@@ -93,7 +105,7 @@ def _dtype_bounds(graph: Graph, t: gs.Tensor) -> Bounds | None:
 
 
 def _are_hidden_rows_zeroed(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
-    """Whether ``y`` is read only as y·Cast(ReduceMax(mask) > c), c the lowest float32 or above."""
+    """Return True if ``y`` is read only as y·Cast(ReduceMax(mask) > c), with c the lowest float32 or above."""
     readers = graph.all_consumers_of(y)
     if graph.is_output(y) or len(readers) != 1 or readers[0].op != "Mul" or readers[0].domain:
         return False

@@ -1,9 +1,9 @@
-"""Checks that the constants a proof speaks of are the bytes of the file.
+"""Check that the constants of a proof are the bytes in the file.
 
-The prover reads weights through graphsurgeon, which has readers of its own; a certificate speaks of the file. So each
-initializer that a proof depends on, be it by way of Constant nodes, Casts and views, is read again by
-`onnx.numpy_helper` and compared bit for bit. The tests hold that reader against onnxruntime, in every form in which a
-file may hold a number.
+The prover reads weights through graphsurgeon, which has its own readers, but a certificate is about the file. So each
+initializer that a proof depends on, also through Constant nodes, Casts and views, is read again with
+`onnx.numpy_helper` and compared bit for bit. Tests compare that reader with onnxruntime for every form in which a file
+may store a number.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..storage.shared_weights import tensor_array
 
 
 def require_same_as_file(graph: Graph, constants: Iterable[gs.Tensor]) -> None:
-    """Compare the initializers that ``constants`` are, or are computed of, with those of the file; each once a graph.
+    """Compare the initializers behind ``constants`` with the file, each once per graph.
 
     Raises:
-        NotProved: one was read as something else, or in a form that is not read at all.
+        NotProved: an initializer was read differently, or is stored in an unsupported form.
     """
     for t in _initializers_behind(graph, constants):
         key = ("as in the file", id(t))
@@ -35,7 +35,7 @@ def require_same_as_file(graph: Graph, constants: Iterable[gs.Tensor]) -> None:
 
 
 def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterator[gs.Constant]:
-    """The initializers behind constants, those of new nodes among them."""
+    """Yield the initializers behind constants, including those of new nodes."""
     stack = list(constants)
     seen = set[int]()
     while stack:
@@ -50,7 +50,7 @@ def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterat
 
 
 def _describe_difference(graph: Graph, t: gs.Constant) -> str | None:
-    """Describe a value that was read differently than stored, None if there is none."""
+    """Describe the difference between the value that was read and the stored one; None if they are equal."""
     try:
         tensor = graph.file_initializer(t)
     except GraphError as e:

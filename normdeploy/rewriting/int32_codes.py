@@ -1,10 +1,10 @@
-"""Writes constants that DequantizeLinear makes of int32 codes, biases mostly, as numbers, for TensorRT.
+"""Replace DequantizeLinear of constant int32 codes, mostly biases, by float32 constants, for TensorRT.
 
     DQ(q) = (q − 0)·s, q rounded to float32 and the product too
 
-onnxruntime's quantizer stores biases as int32 behind a DequantizeLinear (ONNX, DequantizeLinear 10 to 25, int32 with
-zero point 0), and TensorRT's parser takes no int32 there. The number that is stored is, to the bit, the one that ONNX's
-reference and onnxruntime compute at each run.
+onnxruntime's quantizer stores biases as int32 before a DequantizeLinear (ONNX, DequantizeLinear 10 to 25, int32 with
+zero point 0). TensorRT's parser accepts no int32 there. The stored number equals, bit for bit, the one that ONNX's
+reference and onnxruntime compute in each run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ from ..storage.proto_traversal import copy_model
 
 
 def find_int32_dequantizers(q: GraphQuantization) -> Iterator[onnx.NodeProto]:
-    """Yield the DequantizeLinear nodes of a graph that read int32."""
+    """Find the DequantizeLinear nodes of a graph that read int32.
+
+    Yields:
+        the nodes in the order of the graph.
+    """
     for node in q.nodes:
         if node.op_type == DEQUANTIZE and is_standard(node) and q.scheme_of(node).kind == np.int32:
             yield node
 
 
 def replace_int32_codes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Write int32 codes with a constant float32 scale as float32 constants. Returns: ``proto`` itself without such."""
+    """Replace int32 codes with a constant float32 scale by float32 constants.
+
+    Returns:
+        a changed copy; ``proto`` itself if it has none.
+    """
     if not any(
         _dequantized_values(q, node) is not None
         for q in all_quantizations(proto)
@@ -48,18 +56,22 @@ def replace_int32_codes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def count_int32_dequantizers(proto: onnx.ModelProto) -> int:
-    """Count the DequantizeLinear nodes that read int32, those of bodies and functions too."""
+    """Count the DequantizeLinear nodes that read int32, including those in bodies and functions.
+
+    Returns:
+        the number of nodes.
+    """
     return sum(1 for q in all_quantizations(proto) for _ in find_int32_dequantizers(q))
 
 
 def _dequantized_values(q: GraphQuantization, node: onnx.NodeProto) -> np.ndarray | None:
-    """Compute what the node makes; None where its inputs are no constants, or another type follows from the scale."""
+    """Compute the output of the node; None if an input is not constant, or the scale is not float32."""
     scheme = q.scheme_of(node)
     codes = q.constant_value(node.input[0])
     if codes is None or scheme.scale is None or scheme.scale.dtype != np.float32 or scheme.is_asymmetric:
         return None
     if scheme.zero_point is None and len(node.input) > 2 and node.input[2]:
-        # It is computed.
+        # The zero point is computed.
         return None
     try:
         scale = broadcast_parameter(scheme.scale, codes.shape, scheme.axis, scheme.block)

@@ -1,18 +1,18 @@
-"""Two models side by side in onnxruntime, its optimizer off: whether they differ by more than rounding explains.
+"""Compare two models in onnxruntime, with its optimizer off: do they differ by more than rounding explains?
 
-They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes; on
-inputs at which the graph's own constants act, and on −0, ±Inf and NaN (`normdeploy.graphs.threshold_inputs`). What
-rounding
-explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed by up to
-8u at random (u the unit roundoff of the coarsest type in it), and with d the largest change in an element's row (the
-last axis) and y the row's largest element
+Both run at each dynamic dim's minimum, an odd size in between, and its maximum. Inputs are random inputs that the model
+accepts, inputs at which the graph's own constants act, and −0, ±Inf and NaN (`normdeploy.graphs.threshold_inputs`).
 
-    |after − before| ≤ 4 · d + 6 · √N · u · |y|       N nodes; the second term as in `normdeploy.graphs.ort_equivalence`
+The model before shows how much rounding explains. Its inputs, parameters and the results of its reductions are
+perturbed at random by up to 8u, with u the unit roundoff of its coarsest type. Let d be the largest change in an
+element's row (the last axis), y the row's largest element, and N the number of nodes. Then
 
-Integers and booleans may differ by as much as perturbations move an element of the row, and where nothing moves they
-are equal. At the inputs where constants act the inputs themselves are not perturbed: both models get the same bits, and
-x > 5 is decided alike. What is not finite before is not finite after, and the other way round. A difference is
-confirmed with more perturbations before it is believed.
+    |after − before| ≤ 4 · d + 6 · √N · u · |y|       the second term as in `normdeploy.graphs.ort_equivalence`
+
+Integers and booleans may differ by as much as perturbations move an element of the row; if nothing moves, they must be
+equal. At inputs where constants act, the inputs themselves are not perturbed: both models get the same bits, so both
+decide x > 5 alike. Elements must be non-finite in both models or in neither. A difference is confirmed with more
+perturbations before it is reported.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from ..graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
 from ..model import Dim, InputSpec
 from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_message
 
-# sizes of a dynamic dim of which a file says nothing
+# Sizes of a dynamic dim that the file does not limit
 _BARE = (1, 7, 33)
-# for the runs at larger sizes than the first, all together, as the smaller ones promise
+# Seconds for all runs at larger sizes than the first, as the smaller ones predict
 _SECONDS = 1.0
-# seconds of a run that is worth another, to know how long one takes
+# a run of fewer seconds is repeated to measure its time
 _QUICK = 0.1
-# seconds after which a run is ended that small ones let expect to take less than a second
+# Seconds after which a run is terminated if small sizes predict less than a second
 _LATER = 3.0
-# of the models at each size, where rounding alone sets them apart
+# Runs at each size if only rounding separates the models
 _RUNS = 2
-# input elements
+# Maximum number of input elements
 _LARGEST = 2**24
-# dims of which each is tried at its maximum by itself
+# Maximum number of dims that are tried at their maximum one by one
 _MOST_ALONE = 16
-# sizes in a note
+# Maximum number of sizes in a note
 _NAMED = 16
-# elements of any tensor, as far as its shape is stated
+# Maximum number of elements of any tensor whose shape is stated
 _INNER = 2**28
-# perturbed runs at each size: more where the results differ by more than those so far explain
+# Perturbed runs at each size: more if the results differ by more than the previous ones explain
 _PERTURBED = (0, 1, 9)
 _UNITS = 8
 _FLUSHED = float(np.finfo(np.float32).smallest_normal)
@@ -68,7 +68,13 @@ _SPECIAL = " with NaN and Inf"
 
 @dataclass(frozen=True)
 class ModelDifference:
-    """Where after and before differ; ``fails`` where after does not run at all."""
+    """Difference between the two models.
+
+    Attributes:
+        message: description for the report.
+        sizes: sizes at which they differ.
+        fails: True if the model after does not run at all.
+    """
 
     message: str
     sizes: Mapping[str, int]
@@ -79,8 +85,16 @@ class ModelDifference:
 
 
 def comparison_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
-    """What a file alone says of its inputs: of integers nothing, and 0 and 1 are taken; a dynamic dim is taken at
-    `_BARE`."""
+    """Derive input specs from the file alone.
+
+    Integers may be 0 or 1, and dynamic dims take the sizes `_BARE`.
+
+    Returns:
+        one spec per declared input.
+
+    Raises:
+        _NotComparable: an input is not a tensor of numbers, or its rank is unknown.
+    """
     specs = []
     for stated in declared_inputs(proto.graph):
         if stated.dtype in ("", STRING):
@@ -93,22 +107,26 @@ def comparison_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
 
 
 class _NotComparable(Exception):
+    """Raised if the model before cannot be compared; the message says why."""
+
     pass
 
 
 class _TimeExceeded(Exception):
+    """Raised if a run takes or would take too long."""
+
     pass
 
 
 def _plan_sizes(dims: Mapping[str, Dim]) -> list[dict[str, int]]:
-    """All dims at their minimum, at an odd size between, at their maximum."""
+    """Plan all dims at their minimum, at an odd size in between, and at their maximum, without repeats."""
     plan = [{name: getattr(d, which) for name, d in dims.items()} for which in ("min", "max")]
     plan.insert(1, {name: _odd_size(d) for name, d in dims.items()})
     return [sizes for i, sizes in enumerate(plan) if sizes not in plan[:i]]
 
 
 def _odd_size(dim: Dim) -> int:
-    """An odd size between the extremes, near the usual one from below; that one where there is none."""
+    """Return the largest odd size between the extremes up to the usual size; the usual size if there is none."""
     return next((n for n in range(dim.opt, dim.min, -1) if n % 2 and n < dim.max), dim.opt)
 
 
@@ -126,25 +144,34 @@ def _describe_sizes(sizes: Mapping[str, int]) -> str:
 
 @dataclass
 class BaselineRun:
-    """The model before at one size: inputs, outputs and how far each element moves under perturbations."""
+    """Run of the model before at one size.
+
+    Attributes:
+        sizes: size of each dynamic dim.
+        feeds: inputs by name.
+        outputs: outputs in the model's order.
+        moved: largest change of each element under perturbations, per output; None for outputs other than arrays.
+        draws: number of perturbed runs so far.
+        kind: kind of special inputs, for messages; "" for ordinary ones.
+        move_inputs: True if the inputs are perturbed too.
+    """
 
     sizes: dict[str, int]
     feeds: dict[str, np.ndarray]
     outputs: list[Any]
-    # by output, None where it is no array
     moved: list[np.ndarray | None] = field(default_factory=list)
     draws: int = 0
-    # of the inputs, where they are no ordinary ones
     kind: str = ""
     move_inputs: bool = True
 
     @property
     def size_clause(self) -> str:
+        """Return sizes and kind of inputs for messages."""
         return f"{_describe_sizes(self.sizes)}{self.kind}"
 
 
 def _oversized_tensor(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> str | None:
-    """A tensor that would be too large; dims that are not known count as 1."""
+    """Return the name of a tensor that would be too large; None if there is none. Unknown dims count as 1."""
     for name, dims in shapes.items():
         known = [evaluate_dim(d, sizes) for d in dims]
         if math.prod(1 if n is None else n for n in known) > _INNER:
@@ -153,8 +180,10 @@ def _oversized_tensor(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> s
 
 
 def _estimate_seconds(paces: Sequence[tuple[int, float]], elements: int) -> float:
-    """What a run will take, going by the first and the last: at most in proportion to that, and what does not grow is
-    not multiplied."""
+    """Estimate the seconds of a run from the first and the last run.
+
+    Time grows at most in proportion to the elements, and its constant part does not grow.
+    """
     if not paces:
         return 0.0
     (few, short), (many, long) = paces[0], paces[-1]
@@ -163,12 +192,21 @@ def _estimate_seconds(paces: Sequence[tuple[int, float]], elements: int) -> floa
 
 
 class BaselineModel:
-    """The model before, run at each size, and asked how far rounding may carry another that is the same function.
+    """Model before the rewrites, run at each size, with the error that rounding explains.
 
-    ``failed``: why it can't be run at all, None where it can; ``notes``: the sizes that were left out.
+    Attributes:
+        specs: specs of its inputs.
+        failed: reason why it cannot be run at all; None if it can.
+        notes: sizes that were left out, for the report.
     """
 
     def __init__(self, before: onnx.ModelProto, specs: Sequence[InputSpec]) -> None:
+        """Load the model and run it at each size.
+
+        Args:
+            before: the model.
+            specs: specs of its inputs; those of the file are used if the names differ.
+        """
         self.specs = specs
         self.notes: list[str] = []
         self.failed: str | None = None
@@ -189,13 +227,13 @@ class BaselineModel:
         except _NotComparable as e:
             self.failed = str(e)
         except Exception as e:
-            # onnxruntime's exceptions share no base class
+            # onnxruntime's exceptions share no base class.
             self.failed = f"onnxruntime can't load the model before: {short_error_message(e)}"
 
     def _run_all(self) -> None:
         dims = {d.name: d for spec in self.specs for d in spec.shape if d.name is not None}
         missing: list[str] = []
-        # (input elements, seconds) of each run
+        # (input elements, seconds) of each run.
         paces: list[tuple[int, float]] = []
         plan = _plan_sizes(dims)
         spent = 0.0
@@ -213,21 +251,21 @@ class BaselineModel:
                     raise _TimeExceeded
                 feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
                 outputs, seconds = self._run_timed(feeds, max(_LATER, 4 * needed) if paces else PATIENCE)
-                # the first run of a session takes longer
+                # The first run of a session takes longer.
                 if not paces and (seconds < _QUICK or self._may_draw):
                     first, (outputs, seconds) = outputs, self._run_timed(feeds)
                     drawn = any(_is_random(a, b) for a, b in zip(first, outputs, strict=True))
             except _TimeExceeded:
                 missing.append(f"{_describe_sizes(sizes)} ({elements:,} input elements would take too long)")
-                # all at their maximum: each by itself, then
+                # All dims at their maximum take too long: try each one alone.
                 if number == 2 and len(dims) > 1:
                     least = {name: d.min for name, d in dims.items()}
-                    # Each run draws every input, so that one for each of many dims takes the time of their square.
+                    # Each run draws every input, so one run for each of many dims would take quadratic time.
                     alone = itertools.islice(dims.items(), _MOST_ALONE)
                     plan += [each for name, d in alone if (each := least | {name: d.max}) not in plan]
                 continue
             except Exception as e:
-                # of onnxruntime or of numpy: whatever it is, nothing can be compared there
+                # An error of onnxruntime or numpy: nothing can be compared at these sizes.
                 missing.append(f"{_describe_sizes(sizes)} (the model does not run there: {short_error_message(e)})")
                 continue
             if drawn:
@@ -244,10 +282,13 @@ class BaselineModel:
             self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
 
     def _run_at_thresholds(self, sizes: Mapping[str, int], number: int, budget: float, pace: float) -> float:
-        """Run the model before where its constants act, and on numbers that are none; the seconds that took.
+        """Run the model before at inputs where its constants act, and at NaN and Inf.
 
-        The model may refuse such inputs (an index beyond a table): then they are not compared. A run of more than a
-        part of ``budget`` is not worth a second one.
+        The model may reject such inputs (an index beyond a table); then they are not compared. If a run takes more than
+        a part of ``budget``, it is skipped, with a note.
+
+        Returns:
+            the seconds that this took.
         """
         if 2 * _RUNS * pace > budget:
             self._add_note(
@@ -277,13 +318,16 @@ class BaselineModel:
         return spent
 
     def _run_timed(self, feeds: Mapping[str, np.ndarray], patience: float = PATIENCE) -> tuple[list[Any], float]:
-        """What the model before makes of ``feeds``, and how many seconds of processor time that took.
+        """Run the model before on ``feeds``.
+
+        Returns:
+            the outputs, and the seconds of processor time.
 
         Raises:
-            _TooLong: it was ended after ``patience`` seconds, at a larger size than the first.
+            _TimeExceeded: the run was terminated after ``patience`` seconds, at a larger size than the first.
         """
         begun = time.perf_counter()
-        # so that other work on the machine does not decide which sizes are compared
+        # Processor time, so that other work on the machine does not decide which sizes are compared.
         start = time.process_time()
         try:
             return self._model.run_perturbed(feeds, patience=patience), time.process_time() - start
@@ -295,13 +339,19 @@ class BaselineModel:
     def find_difference(
         self, after: onnx.ModelProto, only: Mapping[str, int] | None = None, *, gains: bool = False
     ) -> ModelDifference | None:
-        """The first difference that rounding can't explain, None where there is none.
+        """Find the first difference that rounding does not explain.
 
-        What onnxruntime's one pass of GroupNormalization loses is no difference between the models: each rewrite's own
-        trial measures it. It is noted.
+        Digits that onnxruntime's one-pass GroupNormalization loses do not count as a difference: each rewrite's own
+        trial measures them. They are noted.
 
-        ``only``: at these sizes. ``gains``: a certificate says that an infinite input gives NaN where it gave a number
-        before, so that is no difference at inputs that hold Inf.
+        Args:
+            after: the model to compare.
+            only: compare at these sizes only; None for all.
+            gains: a certificate states that an infinite input gives NaN instead of a number, so that this does not
+                count at inputs with Inf.
+
+        Returns:
+            the difference; None if rounding explains all.
         """
         found = self._first_difference(after, only, gains=gains)
         if found is not None and not found.fails:
@@ -330,7 +380,7 @@ class BaselineModel:
             try:
                 worst = self._compare_at_size(seen, model, gains=gains and seen.kind == _SPECIAL)
             except MemoryError:
-                # of numpy, which computes in float64: the models themselves ran
+                # numpy ran out of memory in float64; the models themselves ran.
                 self._add_note(
                     f"the whole model was not compared at {_describe_sizes(seen.sizes)}: there is not enough memory "
                     f"for it"
@@ -374,6 +424,15 @@ class BaselineModel:
         seen.draws = max(seen.draws, draws)
 
     def compare_outputs(self, seen: BaselineRun, outputs: Sequence[Any]) -> str | None:
+        """Compare outputs with those of a run of the model before.
+
+        Args:
+            seen: the run, with the changes under perturbations.
+            outputs: outputs of the model after.
+
+        Returns:
+            description of the worst difference; None if rounding explains all.
+        """
         for name, old, new, moved in zip(self._model.outputs, seen.outputs, outputs, seen.moved, strict=True):
             if moved is None:
                 continue
@@ -385,9 +444,10 @@ class BaselineModel:
             floating = old.dtype.kind == "f"
             if floating:
                 bound = explained_error(old, moved, self._relative)
-                # Below the normal numbers a rounding is half of the smallest one, whatever the value.
+                # Below the normal numbers, a rounding error is half of the smallest subnormal for any value.
                 bound = bound + self._relative / self._unit * float(np.finfo(old.dtype).smallest_subnormal)
-                # A norm divides such a rounding by √epsilon; and kernels flush float32's subnormal numbers to zero.
+                # A norm divides such a rounding error by √epsilon; and kernels flush float32's subnormal numbers to
+                # zero.
                 bound = bound + min(_FLUSHED, float(np.finfo(old.dtype).smallest_normal))
             else:
                 bound = largest_of_rows(moved)
@@ -407,7 +467,7 @@ class BaselineModel:
 
 
 def _is_random(one: Any, other: Any) -> bool:
-    """Whether two runs on the same input differ by far more than rounding."""
+    """Return True if two runs on the same input differ by far more than rounding."""
     if not isinstance(one, np.ndarray) or one.dtype.kind not in "fiub":
         return False
     if one.shape != other.shape:
@@ -422,7 +482,7 @@ def _zero_movement(value: Any) -> np.ndarray | None:
 
 
 def _drop_gained_numbers(old: Any, new: Any) -> Any:
-    """``new`` with the numbers of ``old`` where it alone is not finite."""
+    """Replace elements of ``new`` by those of ``old`` if only ``new`` is not finite there."""
     if not isinstance(old, np.ndarray) or old.dtype.kind != "f" or old.shape != np.shape(new):
         return new
     return np.where(np.isfinite(old) & ~np.isfinite(new), old, new).astype(new.dtype)

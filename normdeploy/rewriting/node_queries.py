@@ -1,4 +1,4 @@
-"""What transforms ask of the nodes around a tensor."""
+"""Query the nodes around a tensor, for transforms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from ..storage.onnx_domains import is_standard
 
 
 def is_standard_op(node: gs.Node | None, *ops: str) -> bool:
-    """Return whether there is a node, and it is one of these standard ops."""
+    """Return True if ``node`` is one of these standard ops.
+
+    Args:
+        ops: op types.
+
+    Returns:
+        False for None.
+    """
     return node is not None and node.op in ops and is_standard(node)
 
 
 def standard_producer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
-    """Return the node that makes ``t``, where it is one of these standard ops."""
+    """Return the producer of ``t`` if it is one of these standard ops.
+
+    Returns:
+        the node; None otherwise.
+    """
     node = graph.producer(t)
     if is_standard_op(node, *ops):
         return node
@@ -23,8 +34,14 @@ def standard_producer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
 
 
 def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
-    """Return the node that alone reads the values of ``t``, which is no output; with ``ops``, where it is one of these
-    standard ops."""
+    """Return the only node that reads the values of ``t``, which is not a graph output.
+
+    Args:
+        ops: op types; any if empty.
+
+    Returns:
+        the node; None if there are others, or it is another op.
+    """
     if graph.is_output(t) or not graph.is_read_once(t):
         return None
     (node,) = graph.consumers(t)
@@ -34,7 +51,11 @@ def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
 
 
 def constant_number(graph: Graph, t: gs.Tensor) -> float | None:
-    """Return the one number that a constant holds."""
+    """Read a constant of one element.
+
+    Returns:
+        the number; None for other tensors.
+    """
     value: np.ndarray | None = graph.known_value(t)
     if value is not None and value.size == 1:
         return float(value.reshape(()))

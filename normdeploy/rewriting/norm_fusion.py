@@ -1,4 +1,4 @@
-"""The step that fuses one norm: read it around its root, write it in its best form, certify it, keep or leave it."""
+"""Fuse one norm: read it around its root, write it in its best form, certify it, and keep or drop the rewrite."""
 
 from __future__ import annotations
 
@@ -28,15 +28,19 @@ from .proposals import NodeReplacement, Proposal, ProposeResult, RewriteTarget
 from .rewrite_ledger import RewriteOptions
 from .rounding_verdicts import norm_trial_maker
 
-# smaller readings of a norm whose certificate fails, one inside the other
+# Maximum number of smaller readings, one inside the other, of a norm whose certificate fails
 _TRIES = 4
 
-# the norm, where it was one and only its form failed
+# Rejected reading, with its norm if only the form failed
 _Rejection = tuple[RejectedReading, Norm | None]
 
 
 def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> ProposeResult:
-    """Propose the norm around one root in its best form."""
+    """Propose the norm around one root in its best form.
+
+    Returns:
+        the proposal, or the finding of a norm that stays; None if ``root`` is not the root of a norm.
+    """
     if is_anchor(graph, root):
         around = candidate_at(graph, root)
     else:
@@ -48,11 +52,15 @@ def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> ProposeR
 
 @dataclass(frozen=True)
 class _NormSearch:
-    """One root, and what is asked of it.
+    """Search for the norm of one root.
 
-    Args:
-        within: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant.
-        tries: how many smaller readings may still be tried.
+    Attributes:
+        graph: the graph.
+        root: the root.
+        target: target of the rewrite.
+        within: a wider reading whose certificate failed; a norm of another kind inside it is not a real norm. None for
+            the first search.
+        tries: number of smaller readings that may still be tried.
     """
 
     graph: Graph
@@ -63,6 +71,7 @@ class _NormSearch:
 
 
 def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> ProposeResult:
+    """Propose the best reading of a candidate, or return the finding of a norm that stays."""
     graph = search.graph
     root = search.root
     best, refusals = _best_reading(graph, around, search.target.wanted)
@@ -93,7 +102,7 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
     finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
 
     def retry_without_guesses() -> ProposeResult:
-        """The same, read without what was guessed."""
+        """Read the candidate again without the guessed values."""
         graph.memo.pop(norm.region.template, None)
         return _propose_at_candidate(search, around)
 
@@ -125,7 +134,7 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
 
 
 def _written_tensors(form: NormForm, wanted: RewriteOptions) -> tuple[str, ...]:
-    """The tensors that were written, once they stand in the graph."""
+    """Return the names of the written tensors, as they are in the graph."""
     if wanted.census:
         return tuple(n.outputs[0].name for n in form.nodes)
     return ()
@@ -144,8 +153,7 @@ def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, fail
 def _smaller_candidates(
     graph: Graph, root: gs.Node, around: RootCandidate, norm: Norm, certificate: Certificate | None
 ) -> list[RootCandidate]:
-    """What is left of a candidate without what could not be proved: a scale and a shift before the norm, an activation
-    behind it."""
+    """Shrink a candidate by the part without proof: a scale and shift before the norm, an activation after it."""
     xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
     ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
     culprit = next(
@@ -170,8 +178,7 @@ def _smaller_candidates(
 
 
 def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> ProposeResult:
-    """The norm just written together with what lies before it, where that is one node too: in two steps it may be
-    proved."""
+    """Fuse the norm just written with the nodes before it, if the result is one node too: two steps may be provable."""
     node = next(n for n in form.nodes if n.op == form.op)
     around = candidate_at(search.graph, node)
     if around is None:
@@ -180,7 +187,7 @@ def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> ProposeResult:
 
 
 def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
-    """One finding of a norm and what was fused with it in a second step."""
+    """Merge the findings of a norm and of the nodes fused with it in a second step."""
     return replace(
         then,
         spelling=then.spelling.replace(form.op, first.spelling),
@@ -192,10 +199,11 @@ def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
 def _best_reading(
     graph: Graph, around: RootCandidate, wanted: RewriteOptions
 ) -> tuple[tuple[Norm, NormForm] | None, list[_Rejection]]:
-    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
+    """Choose the reading and form that leave the fewest nodes.
 
-    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
-    the one measured. Of "any" runtime these are the group norms.
+    Of equals, it chooses the one that writes fewer nodes, then the outermost. For a runtime with measured forms, it
+    chooses the outermost of equals: a part of the norm has its own form, but not the measured one. For "any" runtime,
+    that applies to group norms.
     """
     candidates: list[tuple[int, Norm, NormForm]] = []
     refusals: list[_Rejection] = []
@@ -227,8 +235,10 @@ def _best_reading(
 
 
 def _cut_back_candidate(graph: Graph, norm: Norm, around: RootCandidate) -> RootCandidate | None:
-    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they
-    share."""
+    """Cut the candidate back to an inner tensor of x's shape that other nodes read too.
+
+    That tensor may be the norm that they share.
+    """
     inside = {id(n) for n in norm.region.nodes}
     for i, y in enumerate(around.ys):
         if y is norm.y:
@@ -244,8 +254,10 @@ def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
 
 
 def _root_of_norm(graph: Graph, norm: Norm) -> gs.Node | None:
-    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a
-    Dropout)."""
+    """Return the root of the norm; its module is the norm's.
+
+    The ends of the norm may be in an outer module (a modulation by data, a Dropout).
+    """
     roots = [n for n in norm.region.nodes if is_anchor(graph, n) and graph.module(n)]
     if roots:
         return roots[-1]
@@ -280,14 +292,17 @@ def _norm_finding(
 
 
 def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding | None:
-    """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
+    """Build a finding from the most informative refusal, the innermost clear one.
+
+    Returns None if no two ends around the root match.
+    """
     root = search.root
     wanted = search.target.wanted
     clear = [(r, norm) for r, norm in refusals if r.clarity]
     if not clear:
         return None
     best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
-    # of the same flaw the whole norm
+    # Of refusals with the same reason, take the widest one.
     best, norm = next(pair for pair in clear if pair[0].reason == best.reason)
     if best.kind is RefusalKind.EVEN and (region := best.region) is not None:
         best = replace(best, reason=explain_numerator(search.graph, region.leaves[0], region.y))
@@ -321,7 +336,7 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding
 
 
 def _with_package_kind(finding: Finding, root: gs.Node) -> Finding:
-    """``finding`` with the kind that an installed package gives its own op, where that is kept."""
+    """Return ``finding`` with the kind that an installed package gives its own op, if that op is kept."""
     brought = third_party.third_party_row(root.domain, root.op)
     if brought is not None and finding.status == "kept":
         return replace(finding, kind=brought.kind)

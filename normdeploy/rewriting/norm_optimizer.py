@@ -1,8 +1,8 @@
-"""The driver: recognise a norm, write it, certify it, keep or undo.
+"""Drive the rewrites: recognize a norm, write it, certify it, keep or undo.
 
-Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then,
-where own ops are asked for, norms are joined with theirs. A rewrite is certified before it is made. A failed one is
-never applied.
+Norms come first, in topological order. Then BatchNorms and other scales and shifts are folded into their neighbors.
+Then, if own ops are requested, norms are joined with their neighbors. A rewrite is certified before it is made, and a
+failed one is never applied.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from .rewriter import Rewriter
 
 @dataclass
 class RewriteOutcome:
-    """What became of a graph and of what is nested in it.
+    """Result for a graph and its nested graphs.
 
-    Args:
-        findings: what is told.
-        taken: every step that changed a graph, with what is told of it.
-        gross: steps whose result onnxruntime can't run, or not well enough.
-        seals: of the nodes that are left, as they were proved.
-        opset: the lowest that has the nodes written.
-        seconds: of each stage.
+    Attributes:
+        findings: findings of the norms.
+        taken: every step that changed a graph, with its finding.
+        gross: steps whose result onnxruntime cannot run, or runs with a gross error.
+        seals: seals of the remaining nodes, as they were proved.
+        opset: lowest opset that has the written nodes.
+        seconds: seconds of each stage.
     """
 
     findings: list[Finding]
@@ -78,28 +78,28 @@ def optimize_norms(
     census: bool = False,
     weights: Weights | None = None,
 ) -> tuple[onnx.ModelProto, Summary]:
-    """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
+    """Fuse and fold every normalization of ``proto`` that can be rewritten, each with a certificate.
 
     Args:
-        proto: the model, weights included; it is not changed.
-        runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the
-            name of a runtime; "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most
-            accurate (`normdeploy.forms.measured_forms`).
-        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies
-            (`graphs.own_op_functions`) where no standard one says a norm.
-        strict: a failed certificate is an error.
+        proto: the model with its weights; it is not changed.
+        runtime: selects among equal standard forms. "any" writes one standard node per norm except group norms.
+            "onnxruntime" writes the fastest sound form for it, "onnxruntime-accurate" the most accurate
+            (`normdeploy.forms.measured_forms`).
+        fuse: "standard" for standard ops only; "portable" also writes this project's own ops with function bodies
+            (`graphs.own_op_functions`) if no standard op expresses a norm.
+        strict: raise an error if a certificate failed.
         progress: called with (stage, done, total).
-        census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.norm_attributes`),
-        which takes some more time.
-        weights: those that ``proto`` refers to (`storage.weight_serialization.share_large_weights`), as the result then
-        does; None: both hold their own.
+        census: store all properties of each norm in its finding (`normdeploy.recognition.norm_attributes`), which takes
+            some more time.
+        weights: the weights that ``proto`` and the result refer to
+            (`storage.weight_serialization.share_large_weights`); None if both hold their own.
 
     Returns:
-        The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
+        the new model, with a higher opset if a norm's node needs it, and the summary of all norms.
 
     Raises:
-        GraphError: the model can't be read.
-        CertificateError: with ``strict``, where a certificate failed.
+        GraphError: the model cannot be read.
+        CertificateError: a certificate failed, with ``strict``.
     """
     for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
         if value not in known:
@@ -114,11 +114,16 @@ def optimize_norms(
 def optimize_with_steps(
     proto: onnx.ModelProto, wanted: RewriteOptions, strict: bool = False
 ) -> tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]:
-    """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of
-    them.
+    """Run `optimize_norms` and return every step that changed the graph, so that a caller may omit some of them.
 
-    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding_verdicts`), all
-    is done again without it.
+    If onnxruntime cannot run a step's result, or runs it with a gross error (`normdeploy.rewriting.rounding_verdicts`),
+    everything is repeated without that step.
+
+    Returns:
+        the new model, the summary, and each step with its finding.
+
+    Raises:
+        CertificateError: a certificate failed, with ``strict``.
     """
     with _pause_garbage_collection():
         for attempt in range(_ATTEMPTS):
@@ -149,7 +154,11 @@ def optimize_with_steps(
 
 
 def require_kept(findings: Sequence[Finding]) -> None:
-    """Raises CertificateError where one is undone: ``--strict``."""
+    """Require that no finding is undone: ``--strict``.
+
+    Raises:
+        CertificateError: one is undone.
+    """
     failed = [f for f in findings if f.status == "undone"]
     if failed:
         raise CertificateError(
@@ -159,8 +168,11 @@ def require_kept(findings: Sequence[Finding]) -> None:
 
 
 def require_exact(findings: Sequence[Finding]) -> None:
-    """Raises CertificateError where a rewrite rests on inputs alone, or makes NaN of what was a number at an infinite
-    input: ``--strict-proof``."""
+    """Require an exact certificate for each rewrite: ``--strict-proof``.
+
+    Raises:
+        CertificateError: a rewrite rests on inputs alone, or gives NaN for an infinite input that gave a number before.
+    """
     for f in findings:
         if (
             f.status in ("fused", "folded")
@@ -173,7 +185,7 @@ def require_exact(findings: Sequence[Finding]) -> None:
             )
 
 
-# the last but one leaves out all that was done; models with several kinds of norms need two or three
+# After the last attempt but one, all steps are omitted. Models with several kinds of norms need two or three attempts.
 _ATTEMPTS = 8
 
 
@@ -184,8 +196,7 @@ def _give_up_finding(finding: Finding) -> Finding:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Without Python's cycle collector, which would walk through the whole graph again and again: a seventh of the
-    time."""
+    """Pause Python's cycle collector, which would traverse the whole graph repeatedly: a seventh of the time."""
     if not gc.isenabled():
         yield
         return
@@ -197,17 +208,17 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 
 def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[RewriteOutcome, onnx.ModelProto]:
-    """The whole file once, without the steps that are not to be taken."""
+    """Rewrite the whole file once, without the undone steps."""
     proto = source = with_sorted_nodes(proto)
     if wanted.runtime in TENSORRT:
         proto = int32_codes.replace_int32_codes(proto)
     proto, shadows = rename_clashing_functions(proto)
     proto, foreign = standardize_foreign_norms(inline_unwanted_functions(remove_omitted_inputs(proto), wanted.fuse))
     work, out = _rewrite_file(proto, wanted)
-    # A node that was written, an activation for example, may have the file's type at a newer opset alone.
+    # A written node, such as an activation, may support the file's type only in a newer opset.
     work.opset = max(work.opset, oldest_opset_for_types(out))
     if ops_needing_conversion(out, work.opset):
-        # an old file: its own ops have to be converted first, and the norms are looked for again
+        # In an old file, its own ops must be converted first, and the norms are found again.
         try:
             newer = convert_opset(proto, work.opset)
         except RefusedError as refusal:
@@ -239,19 +250,23 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
 
 
 def _is_written(finding: Finding) -> bool:
-    """Whether something was written for a norm: its node, or standard nodes in the place of a foreign one."""
+    """Return True if nodes were written for a norm: its node, or standard nodes that replace a third-party one."""
     return bool(
         finding.status in ("fused", "folded") or finding.became or (finding.status == "refused" and finding.certificate)
     )
 
 
 def count_ops(proto: onnx.ModelProto) -> dict[str, int]:
-    """Op type -> number of nodes in the main graph, the most frequent first."""
+    """Count the nodes of the main graph by op type.
+
+    Returns:
+        number of nodes by op type, the most frequent first.
+    """
     return dict(Counter(node.op_type for node in proto.graph.node).most_common())
 
 
 def _rewrite_file(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[RewriteOutcome, onnx.ModelProto]:
-    """Deal with a file's graph, what is nested in it, and its functions."""
+    """Rewrite a file's graph, its nested graphs and its functions."""
     work, out = _rewrite_graph(proto, (), wanted)
     for function in open_functions(out):
         _rewrite_subgraph(work, function, set(), wanted)
@@ -262,7 +277,11 @@ def _rewrite_file(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
 def _rewrite_graph(
     proto: onnx.ModelProto, taken: Collection[str], wanted: RewriteOptions
 ) -> tuple[RewriteOutcome, onnx.ModelProto]:
-    """Deal with one graph and its bodies. ``taken``: the names around it, where it is a body itself."""
+    """Rewrite one graph and its bodies.
+
+    Args:
+        taken: names in the enclosing graphs, for a body.
+    """
     graph, work = _apply_transforms(proto, taken, wanted)
     out = graph.to_proto()
     around = {*taken, *all_names(out.graph)}
@@ -274,7 +293,7 @@ def _rewrite_graph(
 def _rewrite_subgraph(work: RewriteOutcome, nested: Subgraph, taken: Collection[str], wanted: RewriteOptions) -> None:
     place = "; ".join(filter(None, (wanted.place, nested.place)))
     inner, out = _rewrite_graph(nested.model, taken, replace(wanted, place=place, weights=None))
-    # Steps for speed alone are no findings, and change the body too.
+    # Steps for speed alone have no findings, but change the body too.
     if inner.taken:
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
@@ -289,7 +308,7 @@ def _rewrite_subgraph(work: RewriteOutcome, nested: Subgraph, taken: Collection[
 def _apply_transforms(
     proto: onnx.ModelProto, taken: Collection[str], wanted: RewriteOptions
 ) -> tuple[Graph, RewriteOutcome]:
-    """Apply every transform and cleanup of the tables to one graph, in their order."""
+    """Apply every transform and cleanup of the tables to one graph, in order."""
     start = time.perf_counter()
     graph = ShapedGraph(proto, taken, wanted.weights)
     graph.treat_as_data(find_repeated_constants(graph))
@@ -301,7 +320,7 @@ def _apply_transforms(
     for stage, sweep in cleanups:
         rewriter.apply_cleanup(stage, sweep)
     seals = rewriter.remaining_seals()
-    # Another runtime than the one asked for does not decide.
+    # onnxruntime's verdict does not decide for another runtime.
     rewriter.apply_verdicts(decides=wanted.runtime not in TENSORRT)
     rewriter.seconds["passes"] = time.perf_counter() - start
     ledger = rewriter.ledger

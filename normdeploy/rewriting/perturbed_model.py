@@ -1,8 +1,7 @@
-"""A model as a session of onnxruntime whose parameters, inputs and reductions can be perturbed, to see what rounding
-may do to its results.
+"""Run a model in onnxruntime with perturbed parameters, inputs and reductions, to see the effect of rounding.
 
-The reductions, because nothing else moves x − mean off zero in a constant row, which is then divided by the root of
-epsilon alone (an instance norm of one place, say).
+Reductions are perturbed because nothing else moves x − mean off zero in a constant row. That difference is then divided
+by √epsilon alone, for example in an instance norm of one place.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from ..storage.shared_weights import tensor_array
 from ..storage.weight_serialization import detach_weights
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# elements of a parameter that is not perturbed: its layer's bias or norm is
+# From this size on, a parameter is not perturbed: the bias or norm of its layer is
 _LARGE = 2**16
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
 _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
 _NORMS = [op for op, row in STANDARD.items() if row.has_scale]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
-# binary digits of a number that bfloat16 holds, and every other type
+# Binary digits that bfloat16 and every other type can represent
 _DIGITS = 8
-# seconds after which a run of the model before is ended, and four times as many for the one after
+# Seconds after which a run of the model before is terminated; a run of the one after gets four times as many
 PATIENCE = 20.0
 
 
 class PerturbableModel:
-    """A session without optimizations.
+    """onnxruntime session without optimizations.
 
-    ``other``: a model whose large weights are taken where this one has the same, so that they are held once.
-    ``floating``: the element types of its floating tensors where it is to be perturbed: small parameters become inputs,
-    and each reduction's result is multiplied by an input that is 1.
+    Attributes:
+        outputs: names of the model's outputs.
+        values: large weights by name.
     """
 
     def __init__(
@@ -55,6 +54,14 @@ class PerturbableModel:
         other: PerturbableModel | None = None,
         floating: Mapping[str, int] | None = None,
     ) -> None:
+        """Load the model.
+
+        Args:
+            proto: the model.
+            other: a model whose large weights are shared if they are equal, to store them once.
+            floating: elem_types of the floating-point tensors if the model is to be perturbed: small parameters become
+                inputs, and each reduction's result is multiplied by an input that is 1. None for no perturbation.
+        """
         light, weights = detach_weights(proto, fed=True)
         self._inputs = [v.name for v in required_inputs(light.graph)]
         if floating is None:
@@ -78,8 +85,8 @@ class PerturbableModel:
         for name in self._parameters:
             if name in self.values:
                 self._parameters[name] = self.values[name].numpy()
-        # A product with such a number, or a sum of integers and it, is not rounded, so it is not perturbed either: a
-        # Cast behind x·1 would tell every integer from the one below it.
+        # A product with such a number, or a sum of it and integers, is not rounded, so it is not perturbed either: a
+        # Cast after x·1 would separate every integer from the one below it.
         self._exact = frozenset(name for name in own if _has_few_digits(self._parameters[name]))
         self._session, self._fed = ort_equivalence.open_session_without_weights(light, unread)
         self.outputs = [o.name for o in self._session.get_outputs()]
@@ -93,9 +100,17 @@ class PerturbableModel:
         *,
         move_inputs: bool = True,
     ) -> list[Any]:
-        """Run the model on ``feeds``; with ``rng`` each parameter and reduction times 1 ± ``by`` at most.
+        """Run the model on ``feeds``.
 
-        ``move_inputs``: whether the inputs are perturbed, too.
+        Args:
+            feeds: inputs by name.
+            rng: generator of the perturbations; None for none.
+            by: each parameter and reduction is multiplied by up to 1 ± ``by``.
+            patience: seconds after which the run is terminated.
+            move_inputs: perturb the inputs too.
+
+        Returns:
+            the outputs in the model's order.
         """
         given = {name: feeds[name] for name in self._inputs} | self._parameters
         if move_inputs:
@@ -108,9 +123,9 @@ class PerturbableModel:
                 value = perturb_array(value, by, rng)
             fed[name] = ort.OrtValue.ortvalue_from_numpy(ort_equivalence.to_computable_type(value))
         options = ort.RunOptions()
-        # two sessions, one of which runs
+        # Two sessions are open and one runs: the other one should not keep its memory.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        # a loop in a stranger's file may never end
+        # A loop in an untrusted file may never end.
         watch = threading.Timer(patience, lambda: setattr(options, "terminate", True))
         watch.daemon = True
         watch.start()
@@ -124,7 +139,7 @@ class PerturbableModel:
 
 
 def _have_same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether they are the same, byte for byte."""
+    """Return True if dtype, shape and bytes are equal."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return _memory_location(a) == _memory_location(b) or np.array_equal(_as_bytes(a), _as_bytes(b))
@@ -142,8 +157,10 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Turn the floating parameters of arithmetic, but for large ones, into inputs; their values, where ``light`` holds
-    them."""
+    """Turn the small floating-point parameters of arithmetic ops into inputs.
+
+    Returns their values by name; empty arrays for external ones.
+    """
     readers: dict[str, set[str]] = {}
     for body in iter_bodies(light):
         for node in body.node:
@@ -167,7 +184,7 @@ def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Multiply the results of reductions by inputs that are 1, which is exact; these by name."""
+    """Multiply the results of reductions by inputs that are 1, which is exact. Returns these inputs by name."""
     nodes = list(light.graph.node)
     shaken: dict[str, np.ndarray] = {}
     made: list[onnx.NodeProto] = []
@@ -191,7 +208,7 @@ def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) 
 
 
 def _has_few_digits(value: np.ndarray) -> bool:
-    """Whether it is one number of at most `_DIGITS` binary digits, which every floating type holds."""
+    """Return True for one number of at most `_DIGITS` binary digits, which every floating-point type represents."""
     if value.size != 1 or value.dtype.kind in "biuSOU":
         return False
     number = float(value.reshape(-1)[0])
@@ -199,5 +216,9 @@ def _has_few_digits(value: np.ndarray) -> bool:
 
 
 def short_error_message(e: Exception) -> str:
-    """Return onnxruntime's message in one line (`session.ort_error_message`), cut to 200 characters."""
+    """Return onnxruntime's message as one line (`session.ort_error_message`).
+
+    Returns:
+        at most 200 characters.
+    """
     return ort_error_message(e)[:200]

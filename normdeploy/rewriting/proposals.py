@@ -1,11 +1,11 @@
-"""What a transform proposes at one node of a graph, before anything is changed.
+"""Define the proposal of a transform at one node of a graph, before anything is changed.
 
 A transform is a function ``propose(graph, node, target)``. It returns one of
 
-    Proposal    nodes that may take the place of others: `rewriter.Rewriter` proves, tries, edits, seals and tells
-    Finding     what is told of a norm that stays as it is
-    Remark      what is told besides of norms that have a finding
-    None        nothing: this is no place for it
+- `Proposal`: nodes that may replace others; `rewriter.Rewriter` proves, tries, applies, seals and reports it.
+- `Finding`: the result for a norm that stays unchanged.
+- `Remark`: an addition to existing findings of norms.
+- None: the transform does not apply at this node.
 
 It changes neither findings nor the graph.
 """
@@ -33,27 +33,32 @@ COMPUTED = "computed once: constants alone feed it"
 
 @dataclass(frozen=True)
 class RewriteTarget:
-    """What a transform may ask besides the graph."""
+    """Inputs of a transform besides the graph.
+
+    Attributes:
+        wanted: options of the rewrite.
+        entry_of: returns the entry of the norm that computes a tensor, by name; None if there is none.
+        entries_behind: returns the entries of the norms that one rewrite merged into a tensor.
+        shared: tensors written once for all readers of the same value.
+    """
 
     wanted: RewriteOptions
-    # Of a tensor: what is told of the norm that makes it.
     entry_of: Callable[[str], LedgerEntry | None]
-    # Of a tensor that a rewrite of several norms made: what is told of these.
     entries_behind: Callable[[str], Sequence[LedgerEntry]]
-    # What was written once for all that read the same.
     shared: Mapping[tuple[object, ...], gs.Tensor]
 
 
 @dataclass(frozen=True)
 class NodeReplacement:
-    """Nodes of which the last makes ``old``.
+    """New nodes, of which the last one computes ``old``.
 
-    Args:
-        old: a tensor of the graph; it keeps its name and readers.
-        output: which output of the last node it becomes.
-        shape: of ``old``, where it is known now.
-        origin: the node whose metadata the new ones get; None: the one that made ``old``.
-        also: tensors that other outputs of the last node become.
+    Attributes:
+        old: tensor of the graph; it keeps its name and readers.
+        nodes: the new nodes in topological order.
+        output: index of the last node's output that becomes ``old``.
+        shape: shape of ``old`` if it is known now.
+        origin: node whose metadata the new ones get; None for the producer of ``old``.
+        also: tensors that other outputs of the last node become, by index.
     """
 
     old: gs.Tensor
@@ -66,7 +71,7 @@ class NodeReplacement:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that is computed once: it becomes an initializer of its name that holds ``value``."""
+    """Tensor that is computed once: it becomes an initializer of its name with ``value``."""
 
     tensor: gs.Tensor
     value: np.ndarray
@@ -74,7 +79,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Remark:
-    """What is told besides of norms that have a finding."""
+    """Addition to the findings of norms that have one."""
 
     entries: Sequence[LedgerEntry]
     revise: Callable[[Finding], Finding]
@@ -82,29 +87,30 @@ class Remark:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Nodes that may take the place of others.
+    """Nodes that may replace others.
 
-    Args:
-        finding: what is told of it; the certificate is added.
-        pairs: what has to be proved; none where the transform compared the nodes themselves.
-        changes: what becomes of the graph.
-        sides: what has to be proved in the place of pairs, of nodes whose meaning no region knows.
-        values: tensors that become constants, after the changes.
-        expressions: what new constants are made of.
-        partly_hidden: leaves of which no row is -Inf throughout, as the transform has shown.
-        opset: the lowest that has the nodes.
-        trial: makes what onnxruntime shall run of both sides, of (rewrites, a number that no other trial has).
-        kind: equal for proposals that differ in gamma and beta alone, of which a few are run.
-        only_for_speed: whether it is taken back where it costs accuracy, and no norm is rewritten by it.
-        revised_entries: norms that it says something of, in the place of a finding of its own.
-        revise: makes their findings, of (finding, certificate).
-        stored: gives the proposal as the file shall hold it, once it is proved.
-        shared: what others that read the same may read from now on.
-        otherwise: what to try where it is not made; the first that is made, or that says "kept", counts.
-        instead: what counts where it is not made, whatever comes of it.
-        unproved: what is told where nothing is made.
-        then: what to try where it is made.
-        joined: makes one finding of its own and that of ``then``; None: they are two.
+    Attributes:
+        finding: finding of the rewrite; the certificate is added.
+        pairs: pairs to prove; empty if the transform compared the nodes itself.
+        changes: changes of the graph.
+        unproved: returns the finding or remark if nothing is made.
+        values: tensors that become constants after the changes.
+        sides: claims to prove instead of pairs, for nodes that no region can express.
+        expressions: expressions of the computed constants.
+        partly_hidden: leaves for which the transform showed that no row is -Inf throughout.
+        opset: lowest opset that has the nodes.
+        trial: builds the onnxruntime trial from (rewrites, a number that no other trial has).
+        kind: equal for proposals that differ only in gamma and beta; only a few of these are run.
+        only_for_speed: True if the rewrite is taken back when it costs accuracy, and no norm is rewritten by it.
+        revised_entries: norms whose findings it changes, instead of a finding of its own.
+        revise: returns their findings from (finding, certificate).
+        stored: returns the proposal as the file will store it, once it is proved.
+        shared: tensors that other rewrites may read from now on.
+        otherwise: yields alternatives if it is not made; the first one that is made, or whose finding is "kept",
+            counts.
+        instead: returns the alternative that counts if it is not made, whatever its result.
+        then: returns a follow-up if it is made.
+        joined: merges its finding with that of ``then``; None to keep both.
     """
 
     finding: Finding
@@ -130,7 +136,7 @@ class Proposal:
 
     @property
     def nodes(self) -> list[gs.Node]:
-        """All that are written."""
+        """Return all written nodes."""
         return [node for change in self.changes for node in change.nodes]
 
 
@@ -143,10 +149,17 @@ def propose_for_speed(
     pairs: tuple[ResultPair, ...] = (),
     **more: Any,
 ) -> Proposal:
-    """Propose ``nodes`` in the place of what makes ``old``, where that is faster and costs no accuracy.
+    """Propose ``nodes`` to replace the nodes that compute ``old``, if that is faster and costs no accuracy.
 
     Args:
+        kind: kind of the finding.
+        became: description of the result.
+        module: name of the module.
+        pairs: pairs to prove.
         more: other fields of the proposal.
+
+    Returns:
+        a proposal with ``only_for_speed``.
     """
     told = Finding(kind, "fused", old.name, module, became=became)
     changes = (NodeReplacement(old, tuple(nodes)),)
@@ -154,7 +167,15 @@ def propose_for_speed(
 
 
 def propose_stored(old: gs.Tensor, module: str, values: Sequence[StoredTensor], **more: Any) -> Proposal:
-    """Propose that tensors become constants. ``old``: that the finding names; ``more``: other fields."""
+    """Propose that tensors become constants.
+
+    Args:
+        old: tensor named in the finding.
+        more: other fields of the proposal.
+
+    Returns:
+        a proposal with ``only_for_speed``.
+    """
     told = Finding("constant", "folded", old.name, module, became=COMPUTED)
     return Proposal(told, (), (), unproved=ignore_failure, values=tuple(values), only_for_speed=True, **more)
 
@@ -162,8 +183,8 @@ def propose_stored(old: gs.Tensor, module: str, values: Sequence[StoredTensor], 
 ProposeResult = Proposal | Finding | Remark | None
 Propose = Callable[[Graph, gs.Node, RewriteTarget], ProposeResult]
 Sweep = Callable[[RewriteTarget], Iterator[tuple[gs.Node, ProposeResult]]]
-"""Proposes for a whole graph: each time the node at which it begins. It goes on once that is decided."""
+"""Yields proposals for a whole graph, each with its first node. The next one follows after the decision on it."""
 
 
 def ignore_failure(failure: Failure) -> None:
-    """Tell nothing of a proposal that is not made: it is no norm's."""
+    """Report nothing for a failed proposal that concerns no norm."""

@@ -1,8 +1,7 @@
-"""Checks that the file holds what was proved: each node that a rewrite wrote, with its attributes and the bytes of its
-constants.
+"""Check that the file holds the proved nodes, with their attributes and the bytes of their constants.
 
-A certificate speaks of nodes as they were when it was given. A seal is taken of them then, and looked for in the file
-at the end: an epsilon that was changed since, or an array stored in another order, is found there.
+A certificate applies to nodes as they were at the proof. A seal records each node then, and is searched for in the
+final file. This detects an epsilon that was changed since, or an array stored in another order.
 """
 
 from __future__ import annotations
@@ -21,17 +20,25 @@ from ..storage.shared_weights import tensor_array
 
 
 class NodeSeal(NamedTuple):
-    """Of one node: ``kind`` is its op with the types and shapes of its constants, so that other nodes' weights need not
-    be read."""
+    """Seal of one proved node.
 
-    # which it makes
+    Attributes:
+        tensor: name of its first output.
+        kind: op with the dtypes and shapes of its constants, so that other nodes' weights need not be read.
+        digest: SHA-256 of op, attributes and constants.
+    """
+
     tensor: str
     kind: str
     digest: bytes
 
 
 def seal_nodes(graph: Graph, nodes: Iterable[gs.Node]) -> list[tuple[gs.Node, NodeSeal]]:
-    """Of nodes that were just proved."""
+    """Seal nodes that were just proved.
+
+    Returns:
+        each node with its seal.
+    """
     sealed = []
     for node in nodes:
         tensors = {t.name: tensor for t in node.inputs if (tensor := _stored_tensor(graph, t)) is not None}
@@ -41,14 +48,14 @@ def seal_nodes(graph: Graph, nodes: Iterable[gs.Node]) -> list[tuple[gs.Node, No
 
 
 def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
-    """Look for every seal in a file.
+    """Search a file for every seal.
 
     Raises:
-        ExportError: a node is not there as it was proved.
+        ExportError: a node is not in the file as it was proved.
     """
     if not wanted:
         return
-    # which a caller may replace
+    # A caller may override initializers that are inputs too.
     if proto.ir_version >= 4:
         defaults = {i.name for i in proto.graph.input}
     else:
@@ -60,7 +67,7 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     for function in proto.functions:
         there.update(_node_digests(function.node, {}, kinds))
     for seal in wanted:
-        # of two that are the same both have to be there
+        # Of two equal nodes, both have to be in the file.
         there[seal.digest] -= 1
         if there[seal.digest] < 0:
             raise ExportError(
@@ -70,7 +77,7 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
 
 
 def _stored_tensor(graph: Graph, t: gs.Tensor) -> onnx.TensorProto | None:
-    """An initializer, or what a Constant node holds: a function has no initializers, and gets them as such nodes."""
+    """Return an initializer, or the tensor of a Constant node: functions have no initializers, and get such nodes."""
     if isinstance(t, gs.Constant):
         return graph.tensor_proto(t)
     node = graph.producer(t)
@@ -111,7 +118,7 @@ def _node_kind(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) ->
 
 
 def _node_digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> bytes:
-    """Of op, attributes and constants; names and metadata don't count."""
+    """Compute the digest of op, attributes and constants, without names and metadata."""
     made = hashlib.sha256(_node_kind(node, tensors).encode())
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         plain = onnx.AttributeProto()
@@ -120,6 +127,6 @@ def _node_digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) 
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := tensors.get(name)) is not None:
-            # an 8-bit float is no buffer
+            # 8-bit floats do not support the buffer protocol.
             made.update(tensor.raw_data or tensor_array(tensor).tobytes())
     return made.digest()

@@ -1,14 +1,13 @@
-"""The step that joins a norm's node with the QuantizeLinear behind it into one op of this project's own
-(``--fuse portable``).
+"""Join a norm node with the QuantizeLinear after it into one op of this project (``--fuse portable``).
 
-Rounding is no algebra, and nothing is proved of it here: the op's body is the norm's node and that QuantizeLinear, node
-for node, attribute for attribute, input for input, which is compared before anything is written. What the norm's node
-itself stands for was proved before. So every runtime that runs the body rounds what it rounded before.
+Rounding is not algebraic, so nothing is proved about it here. The op's body is the norm node and that QuantizeLinear,
+with equal nodes, attributes and inputs, and this is compared before anything is written. The norm node itself was
+proved before. So every runtime that runs the body rounds as before.
 
-An RMSNormalization (opset 23 and newer) is written as our RMSNorm first, with a certificate as any norm's.
+An RMSNormalization (opset 23 and newer) first becomes RMSNorm of this project, with a certificate like any norm.
 
-The op is written where QuantizeLinear has one constant scale above 0 and the zero point 0, in int8 or float8e4m3fn, and
-alone reads the norm. Where it can't be, the norm's finding says why.
+The op is written if QuantizeLinear has one constant scale above 0 and the zero point 0, quantizes to int8 or
+float8e4m3fn, and is the only reader of the norm. Otherwise the norm's finding gives the reason.
 """
 
 from __future__ import annotations
@@ -38,16 +37,20 @@ from .structural_equality import describe_difference, full_attributes
 
 ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
-# what is spelled as an op of ours before it is joined
+# Ops that become an own op before they are joined
 _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}
 _KINDS = ("int8", "float8_e4m3fn")
 QUANTIZE = "QuantizeLinear"
-# as reports say where this was seen
+# The name of this check in reports
 SAME = "the same nodes"
 
 
 def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
-    """Propose to join ``node``, a QuantizeLinear, with the norm before it; its finding is changed, and none is new."""
+    """Propose to join ``node``, a QuantizeLinear or a Cast, with the norm before it. This changes the norm's finding.
+
+    Returns:
+        the proposal; a remark with the reason if it is not possible; None without a norm before.
+    """
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None
     tail = match_row_quantization(graph, node)
@@ -99,10 +102,10 @@ def _unproved_reason(failure: Failure) -> str:
 
 
 def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
-    """An RMSNormalization as our RMSNorm, which is not put into the graph.
+    """Convert an RMSNormalization to RMSNorm of this project, outside the graph.
 
     Raises:
-        Refused: it can't be one.
+        RefusedError: that is not possible.
     """
     x = norm.inputs[0]
     scale = norm.inputs[1]
@@ -116,16 +119,17 @@ def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
 
 
 def _row_name(node: gs.Node) -> str:
-    """An op as its row is named: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
+    """Return the row name of an op: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
     if is_standard(node):
         return str(node.op)
     return f"{node.domain}.{node.op}"
 
 
 def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
-    """
+    """Check that only QuantizeLinear, or the nodes ``own``, read the norm, and none its statistics.
+
     Raises:
-        Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
+        RefusedError: others read them.
     """
     y = norm.outputs[0]
     if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
@@ -140,15 +144,15 @@ def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequen
 
 
 def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: RowQuantization | None) -> gs.Node:
-    """The node that takes the place of both, or of the norm and what quantizes each row.
+    """Build the node that replaces the norm and the nodes that quantize it, in total or per row.
 
     Raises:
-        Refused: they are not what the op's body says.
+        RefusedError: the nodes differ from the op's body.
     """
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and describe_missing(ours, [t.name for t in norm.inputs], norm.attrs):
         raise RefusedError(f"its {norm.op} is another op of that name")
-    # that of the nodes that were written so far
+    # The opset of the nodes written so far.
     opset = max(graph.opset, row.since)
     if ours is None:
         attrs = full_attributes(norm.op, graph.attrs(norm), opset)
@@ -180,9 +184,10 @@ def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: R
 
 
 def _require_last_axis(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) -> None:
-    """
+    """Check that the norm is over the last axis.
+
     Raises:
-        Refused: the norm is over other axes than the last.
+        RefusedError: it is over other axes.
     """
     rank = len(graph.shape(norm.inputs[0]) or ())
     axes = attrs.get("axes") or [attrs.get("axis", -1)]
@@ -191,8 +196,13 @@ def _require_last_axis(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) ->
 
 
 def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
-    """The norm's inputs; a LayerNormalization without a bias gets one of zeros, which changes no number that is
-    quantized (−0 + 0 is 0)."""
+    """Return the norm's inputs.
+
+    A LayerNormalization without a bias gets one of zeros, which changes no quantized number (−0 + 0 is 0).
+
+    Raises:
+        RefusedError: the number of inputs does not fit.
+    """
     wanted = [name for name in row.inputs if name not in ("y_scale", "y_zero_point")]
     inputs = [t for t in norm.inputs if not t.is_empty()]
     if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
@@ -208,8 +218,13 @@ def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor
 
 
 def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
-    """QuantizeLinear's scale and zero point as initializers: what Constant nodes hold may stand behind the norm, and a
-    zero point may be left to a type."""
+    """Return QuantizeLinear's scale and zero point as initializers.
+
+    A Constant node may come after the norm, and a zero point may be given by a dtype only.
+
+    Raises:
+        RefusedError: the scale is not one positive constant, or the zero point is not 0 in a supported type.
+    """
     scale = node.inputs[1]
     attrs = graph.attrs(node)
     if graph.is_constant(scale):
@@ -256,7 +271,7 @@ def _quantized_replacement(
     row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node, tail: RowQuantization | None
 ) -> NodeReplacement:
     old = {"Y": node.outputs[0], "y_scale": node.outputs[0] if tail is None else tail.scale, "sum": norm.outputs[-1]}
-    # The last is made first, and others may read it before what is quantized is there.
+    # The last output is computed first, and others may read it before the quantized one is available.
     *rest, (output, last) = enumerate(row.outputs)
     also = {place: old[name] for place, name in rest}
     return NodeReplacement(old[last], (made,), output=output, origin=norm, also=also)
@@ -271,7 +286,7 @@ def _fused_finding(
     certificate: Certificate | None,
     target: RewriteTarget,
 ) -> Finding:
-    """What is told of a norm and what quantizes it, once they are one node."""
+    """Return the finding of a norm and its quantization as one node."""
     attrs = {name: value for name, value in graph.attrs(made).items() if name != "stash_type"}
     shown = ", ".join(f"{name}={format_epsilon(v) if isinstance(v, float) else v}" for name, v in attrs.items())
     if told.status == "fused":

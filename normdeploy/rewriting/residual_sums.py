@@ -1,11 +1,11 @@
-"""The step that writes the sum before a layer norm as Sum instead of Add, where the runtime runs the two faster apart.
+"""Write the sum before a layer norm as Sum instead of Add if the runtime runs the two faster separately.
 
-onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization where both summands have one shape of
-rank 3 and the norm alone reads the sum. Its CPU kernel goes through the rows one by one and computes E[x²] − E[x]²: at
-1×64×384 it takes several times as long as both ops apart, and loses more digits where the mean is large. It does not
-know Sum, which adds the same two numbers.
+onnxruntime (1.31) joins Add and LayerNormalization into SkipLayerNormalization if both summands have one shape of rank
+3 and only the norm reads the sum. Its CPU kernel processes the rows one by one and computes E[x²] − E[x]². At 1×64×384
+it takes several times as long as both separate ops, and it loses more digits if the mean is large. It does not
+recognize Sum, which adds the same two numbers.
 
-Which is faster was measured (`normdeploy.forms.measured_forms`, kind ResidualLayerNorm).
+The faster form was measured (`normdeploy.forms.measured_forms`, kind ResidualLayerNorm).
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _NOTE = "the sum before it is written as Sum: onnxruntime would join an Add with
 
 
 def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
-    """Propose the Add before the layer norm ``node`` as Sum; a note of the norm's finding tells."""
+    """Propose to write the Add before the layer norm ``node`` as Sum, with a note in the norm's finding.
+
+    Returns:
+        the proposal; None if it does not apply or is not faster.
+    """
     if not is_standard_op(node, "LayerNormalization"):
         return None
     total = node.inputs[0]

@@ -1,5 +1,7 @@
-"""What is wanted of a rewriting, and what is told of it: an entry for each norm, with the steps that changed the graph
-for it."""
+"""Define the options of a rewriting and its ledger.
+
+The ledger has one entry per norm, with the steps that changed the graph for it.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +21,43 @@ from . import rounding_verdicts
 from .rounding_verdicts import RoundingTrial, TrialOutcome
 from .speed_rewrite_costs import describe_cost
 
-# the statuses of rewrites that are in the graph
+# Statuses of rewrites that are in the graph
 MADE = ("fused", "folded")
 
 
 @dataclass(frozen=True)
 class RewriteStep:
-    """One application of a transform: where it began."""
+    """One application of a transform.
 
-    # the body or function, "" in the main graph
+    Attributes:
+        place: body or function; "" for the main graph.
+        stage: stage of the transform.
+        tensor: first output of the node at which it started.
+    """
+
     place: str
     stage: str
-    # the first result of the node at which it began
     tensor: str
 
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """What the result shall be like.
+    """Options of a rewriting.
 
-    Args:
-        runtime: which of equal standard forms to write.
-        fuse: "portable": this project's own ops where no standard one says a norm.
-        limit: the highest opset that the result may have.
-        unraised: why the file's own can't be raised.
-        attentions: whether an attention may become one node, where the runtime runs that faster: not before half
-            precision.
-        rows: whether linear layers may become Gemm over rows: not before they compute in integers.
-        partial: whether a linear op may take a scale without its shift: not before its input is quantized.
-        census: whether findings shall hold all that there is to know of a norm.
+    Attributes:
+        runtime: selects among equal standard forms.
+        fuse: "portable" for own ops if no standard op expresses a norm.
+        limit: highest opset of the result.
+        unraised: reason why the file's opset cannot be raised.
+        attentions: True if an attention may become one node when the runtime runs that faster; False before a
+            conversion to half precision.
+        rows: True if linear layers may become Gemm over rows; False before they compute in integers.
+        partial: True if a linear op may take a scale without its shift; False before its input is quantized.
+        census: True if findings store all properties of a norm.
         progress: called with (stage, done, total).
-        weights: what keeps large weights that are made, to which the result refers.
-        place: of the graph dealt with: the body or function, "" for the main graph.
-        undone: steps that are not to be taken again, and what is told of them.
+        weights: stores new large weights, to which the result refers.
+        place: body or function of the graph; "" for the main graph.
+        undone: steps not to repeat, with their findings.
     """
 
     runtime: str = "any"
@@ -68,13 +74,20 @@ class RewriteOptions:
     undone: Mapping[RewriteStep, Finding] = field(default_factory=dict)
 
     def undone_at(self, stage: str, node: gs.Node) -> Finding | None:
-        """Return what is told of a step that is not to be taken again; None of others."""
+        """Look up a step that must not be repeated.
+
+        Returns:
+            its finding; None for other steps.
+        """
         return self.undone.get(RewriteStep(self.place, stage, node.outputs[0].name))
 
     @property
     def form_runtime(self) -> str:
-        """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are
-        joined of."""
+        """Return the runtime whose measured forms are written.
+
+        Returns:
+            "" for single nodes, which the ops of ``--fuse portable`` are joined from.
+        """
         if self.runtime == "any" and self.fuse == "portable":
             return ""
         return self.runtime
@@ -82,7 +95,7 @@ class RewriteOptions:
 
 @dataclass(eq=False)
 class LedgerEntry:
-    """What is told of one norm, and the steps that made it so."""
+    """Finding of one norm, with the steps that led to it."""
 
     finding: Finding
     steps: list[RewriteStep] = field(default_factory=list)
@@ -90,10 +103,12 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class _PlannedTrial:
-    """A run of onnxruntime, and what it says something of.
+    """Planned onnxruntime run, with the entry that it judges.
 
-    Args:
-        for_speed: what is told where a rewrite that is made for speed alone costs accuracy; None of others.
+    Attributes:
+        entry: entry of the norm.
+        step: step to take back if the result is gross.
+        for_speed: finding of a rewrite made only for speed, to report if it costs accuracy; None for other rewrites.
     """
 
     entry: LedgerEntry
@@ -102,16 +117,20 @@ class _PlannedTrial:
 
 
 class RewriteLedger:
-    """The entries of one graph, in the order in which they were met."""
+    """Entries of one graph, in order of appearance.
+
+    Attributes:
+        entries: entries of norms.
+        non_norm_entries: entries of other rewrites: computed constants, activations, attentions, linear layers.
+        gross: steps whose result onnxruntime cannot run, or not well enough, with their findings.
+    """
 
     def __init__(self) -> None:
         self.entries: list[LedgerEntry] = []
-        # What was computed once, activations, attentions, linear layers: rewrites that are no norm's.
         self.non_norm_entries: list[LedgerEntry] = []
-        # Steps whose result onnxruntime can't run, or not well enough, and what is told of them.
         self.gross: dict[RewriteStep, Finding] = {}
         self._kinds: dict[object, list[LedgerEntry]] = {}
-        # Trials that are not run yet, and the verdicts of the others.
+        # Pending trials, and the outcomes of the others.
         self._waiting: list[tuple[_PlannedTrial, RoundingTrial]] = []
         self._judged: list[tuple[_PlannedTrial, TrialOutcome]] = []
         self._behind: dict[str, Sequence[LedgerEntry]] = {}
@@ -120,70 +139,97 @@ class RewriteLedger:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is told, in order."""
+        """Return the findings in order."""
         return [entry.finding for entry in self.entries]
 
     def entry_of(self, tensor: str) -> LedgerEntry | None:
-        """The first entry of a tensor, by the name that it had when it was first asked for."""
+        """Look up the first entry of a tensor, by its name at the first look-up.
+
+        Returns:
+            the entry; None if there is none.
+        """
         for entry in self.entries[self._indexed :]:
             self._by_tensor.setdefault(entry.finding.tensor, entry)
         self._indexed = len(self.entries)
         return self._by_tensor.get(tensor)
 
     def entries_behind(self, tensor: str) -> Sequence[LedgerEntry]:
-        """The entries of the norms that one rewrite made ``tensor`` of; none of other tensors."""
+        """Look up the norms that one rewrite merged into ``tensor``.
+
+        Returns:
+            their entries; empty for other tensors.
+        """
         return self._behind.get(tensor, ())
 
     def revise_findings(
         self, tensor: str, entries: Sequence[LedgerEntry], step: RewriteStep, change: Callable[[Finding], Finding]
     ) -> None:
-        """Tell of ``entries`` what a rewrite that makes ``tensor`` changes in them."""
+        """Revise the findings of ``entries`` for a rewrite that computes ``tensor``.
+
+        Args:
+            change: returns the revised finding.
+        """
         for entry in entries:
             entry.finding = change(entry.finding)
             entry.steps.append(step)
         self._behind[tensor] = entries
 
     def has_same_finding(self, finding: Finding) -> bool:
-        """Whether the same was said of the same norm: one may hold two roots (‖x‖₂ and the root of its square)."""
+        """Return True if the same norm already has this finding.
+
+        A norm may hold two roots (‖x‖₂ and the root of its square).
+        """
         entry = self.entry_of(finding.tensor)
         return entry is not None and finding.status in ("undone", "refused") and entry.finding == finding
 
     def steps_taken(self) -> list[tuple[RewriteStep, Finding]]:
-        """Every step that changed the graph, with what is told of it."""
+        """List every step that changed the graph.
+
+        Returns:
+            each step with its finding.
+        """
         made = [entry for entry in self.entries if entry.finding.status in MADE]
         return [(step, entry.finding) for entry in (*made, *self.non_norm_entries) for step in entry.steps]
 
     # ------------------------------------------------------------------ what onnxruntime makes of both sides
 
     def is_one_of_many(self, kind: object, entry: LedgerEntry) -> bool:
-        """Count ``entry`` to the norms of its kind, and return whether enough of these are run already."""
+        """Add ``entry`` to the norms of its kind.
+
+        Returns:
+            True if enough norms of this kind are run already.
+        """
         likes = self._kinds.setdefault(kind, [])
         likes.append(entry)
         return len(likes) > rounding_verdicts.OF_A_KIND
 
     @property
     def pending_trial_count(self) -> int:
-        """The number of trials that are not run yet."""
+        """Return the number of trials that have not run yet."""
         return len(self._waiting)
 
     @property
     def verdict_count(self) -> int:
-        """The number of those that are."""
+        """Return the number of trials that have run."""
         return len(self._judged)
 
     @property
     def waiting_bytes(self) -> int:
-        """The bytes that are held for trials until they are run."""
+        """Return the bytes held for pending trials."""
         return sum(trial.nbytes for _, trial in self._waiting)
 
     def plan_trial(
         self, entry: LedgerEntry, step: RewriteStep, trial: RoundingTrial, for_speed: Finding | None
     ) -> None:
-        """Let a trial be run by and by."""
+        """Add a trial to the pending ones.
+
+        Args:
+            for_speed: finding of a rewrite made only for speed; None for others.
+        """
         self._waiting.append((_PlannedTrial(entry, step, for_speed), trial))
 
     def run_trials(self) -> None:
-        """Let onnxruntime run the trials at hand, and keep of them the verdicts alone."""
+        """Run the pending trials in onnxruntime and keep only their outcomes."""
         verdicts = rounding_verdicts.run_trials([trial for _, trial in self._waiting])
         self._judged += [(planned, v) for (planned, _), v in zip(self._waiting, verdicts, strict=True)]
         if self._waiting:
@@ -191,11 +237,11 @@ class RewriteLedger:
             trim_heap()
 
     def apply_verdicts(self, runtime: str, *, decides: bool) -> None:
-        """Complete the certificates by the verdicts, and note what turns out to be gross.
+        """Add the outcomes to the certificates, and record gross results.
 
         Args:
-            runtime: the one asked for.
-            decides: whether a gross verdict takes a rewrite back: not where another runtime is asked for.
+            runtime: the target runtime.
+            decides: True if a gross outcome takes a rewrite back; False for another target than onnxruntime.
         """
         for planned, verdict in self._judged:
             if planned.for_speed is not None:
@@ -209,7 +255,7 @@ class RewriteLedger:
             self._apply_verdicts_to_likes(likes)
 
     def _apply_verdicts_to_likes(self, likes: list[LedgerEntry]) -> None:
-        """Tell of norms that were not run what was seen of those of their kind."""
+        """Copy the outcomes to norms of the same kind that were not run."""
         ran = likes[: rounding_verdicts.OF_A_KIND]
         others = likes[rounding_verdicts.OF_A_KIND :]
         bad = next((self.gross[step] for entry in ran for step in entry.steps if step in self.gross), None)
@@ -221,12 +267,16 @@ class RewriteLedger:
 
 
 def undone_finding(finding: Finding, reason: str) -> Finding:
-    """What is told of a rewrite that was made and proved and is taken back."""
+    """Mark a rewrite that was made and proved as taken back.
+
+    Returns:
+        an undone finding with the reason.
+    """
     return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
 
 
 def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Finding:
-    """What is told of a norm of which onnxruntime ran both sides."""
+    """Add the outcome of an onnxruntime run to a norm's finding."""
     assert finding.certificate is not None
     certificate = rounding_verdicts.with_verdict(finding.certificate, verdict)
     notes = finding.notes

@@ -1,9 +1,8 @@
-"""Compares the whole model before and after, which shows what no single certificate can, and takes back the rewrite
-that is to blame.
+"""Compare the whole model before and after, which no single certificate covers, and take back the rewrite to blame.
 
-The two are compared once (`normdeploy.rewriting.model_comparison`). Where they differ, the model is made again with
-fewer and fewer of the steps, which finds the one with which the difference begins; it is left out, and the search goes
-on until there is none.
+Both are compared once (`normdeploy.rewriting.model_comparison`). If they differ, the model is rebuilt with fewer and
+fewer steps, which finds the step at which the difference starts. That step is omitted, and the search continues until
+both models agree.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from .model_comparison import BaselineModel, ModelDifference
 from .norm_optimizer import require_kept, undone_finding
 from .rewrite_ledger import RewriteStep
 
-# bytes of weights: both models and their results are held at once
+# Maximum bytes of weights, because both models and their results are in memory at once
 LIMIT = 2**30
-# steps that are left out one by one; after that all are
+# Steps omitted one by one; after that, all are omitted
 SEARCHES = 8
 
 Made = tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]
@@ -31,7 +30,11 @@ Make = Callable[[Mapping[RewriteStep, Finding]], Made]
 
 
 def total_weight_bytes(proto: onnx.ModelProto) -> int:
-    """Bytes of all weights."""
+    """Add up the sizes of all weights.
+
+    Returns:
+        bytes.
+    """
     return sum(tensor_nbytes(t) for t in iter_tensors(proto))
 
 
@@ -45,21 +48,23 @@ def roll_back_differences(
     strict: bool = False,
     loads: bool = True,
 ) -> tuple[Made, list[str], bool]:
-    """``made``, or what ``make`` makes without the steps that are to blame for a difference; what there is to note; and
-    whether the result ran in onnxruntime.
+    """Omit the steps that cause a difference between the models.
 
     Args:
         before: the model; not changed.
-        specs: its inputs; where they are not those of the file, what this says of them is taken (`specs_of`).
-        make: makes the result without some steps, telling of each the finding that it is given.
-        made: what it makes without leaving out any, and ``tidy`` of that.
-        tidy: cleans up; where that is to blame the result is left as it was.
-        strict: a step to blame is an error.
-        loads: whether the result has to run in onnxruntime where ``before`` does; else that is a note.
+        specs: its inputs; those of the file are used if the names differ (`model_comparison.comparison_input_specs`).
+        make: builds the result without some steps, from these steps and their findings.
+        made: result with all steps, after ``tidy``.
+        tidy: cleans up; if it causes a difference, the result stays as it was.
+        strict: raise an error if a step is to blame.
+        loads: the result has to run in onnxruntime if ``before`` does; if False, a failure is only noted.
+
+    Returns:
+        ``made`` or the result without these steps; notes; True if the result ran in onnxruntime.
 
     Raises:
-        ExportError: the result does not run, or computes something else, and no step is to blame.
-        CertificateError: with ``strict``, where one is.
+        ExportError: the result does not run or computes something else, and no step is to blame.
+        CertificateError: a step is to blame, with ``strict``.
     """
     reference = BaselineModel(before, specs)
     if reference.failed is not None:
@@ -101,7 +106,7 @@ def roll_back_differences(
 
 
 def _may_gain_nan(made: Made) -> bool:
-    """Whether a certificate says that an infinite input gives NaN where it gave a number before."""
+    """Return True if a certificate states that an infinite input gives NaN instead of a number."""
     return any(f.certificate is not None and f.certificate.gains for f in made[1].findings)
 
 
@@ -112,7 +117,7 @@ def _find_blamed_steps(
     steps: Mapping[RewriteStep, Finding],
     difference: ModelDifference,
 ) -> list[RewriteStep]:
-    """The step with which the first ``k`` of ``steps`` begin to differ; all where leaving out all does not help."""
+    """Bisect for the step with which the difference starts; return all steps if the model differs even without any."""
     order = list(steps)
 
     def differs_with_first(first: int) -> bool:

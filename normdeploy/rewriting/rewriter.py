@@ -1,7 +1,7 @@
-"""The rewriter: decides what transforms propose, and does it. Nobody else proves, tries, edits, seals or tells.
+"""Decide on the proposals of transforms and apply them. No other module proves, tries, applies, seals or reports.
 
-Of each proposal, in this order: the results before and after are paired and proved to be one function; a run of both
-sides in onnxruntime is planned; the nodes are sealed as they were proved, and put into the graph; the finding gets its
+The order for each proposal: the results before and after are paired and proved to be one function; a run of both sides
+in onnxruntime is planned; the nodes are sealed as they were proved, and inserted into the graph; the finding gets its
 certificate. A rewrite whose certificate fails is never made.
 """
 
@@ -26,20 +26,26 @@ from .proposals import NodeReplacement, Proposal, Propose, ProposeResult, Remark
 from .proved_nodes import NodeSeal, require_sealed, seal_nodes
 from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteStep
 
-# the stage in which onnxruntime runs both sides of each rewrite
+# Stage in which onnxruntime runs both sides of each rewrite
 ROUNDING = "rounding"
-# Bytes that trials may take until they are run: a session for some tens of them costs little more than one for all.
+# Maximum bytes of pending trials: a session for a few tens of them costs little more than one for all.
 _WAITING = 2**21
-# nodes, after which progress is told
+# Progress is reported after this number of nodes
 _EVERY = 16
 
 Outcome = LedgerEntry | Finding | Remark | None
-"""An entry where a proposal was made, else what is told."""
+"""The entry of an applied proposal; otherwise the finding or remark to record, or None."""
 
 
 @dataclass(frozen=True)
 class DecidedProposal:
-    """A proposal that may be made, and its rewrites; no certificate where the transform compared the nodes itself."""
+    """Proved proposal, with its rewrites.
+
+    Attributes:
+        proposal: the proposal.
+        rewrites: both sides of each pair.
+        certificate: None if the transform compared the nodes itself.
+    """
 
     proposal: Proposal
     rewrites: Sequence[Rewrite] = ()
@@ -47,14 +53,21 @@ class DecidedProposal:
 
 
 class Rewriter:
-    """One pass of the transforms over one graph."""
+    """Apply the transforms to one graph in one pass.
+
+    Attributes:
+        graph: the graph.
+        wanted: options of the rewrite.
+        ledger: entries and findings.
+        seconds: seconds of each stage.
+        opset: lowest opset that has the nodes written so far.
+    """
 
     def __init__(self, graph: Graph, wanted: RewriteOptions) -> None:
         self.graph = graph
         self.wanted = wanted
         self.ledger = RewriteLedger()
         self.seconds: dict[str, float] = {ROUNDING: 0.0}
-        # The lowest opset that has the nodes written so far.
         self.opset = 0
         self._shared: dict[tuple[object, ...], gs.Tensor] = {}
         self._proofs: dict[object, Identity | NotProved] = {}
@@ -62,11 +75,18 @@ class Rewriter:
         self._target = RewriteTarget(wanted, self.ledger.entry_of, self.ledger.entries_behind, self._shared)
 
     def remaining_seals(self) -> list[NodeSeal]:
-        """Return the seals of the nodes that are left, as they were proved."""
+        """List the seals of nodes that are still in the graph.
+
+        Returns:
+            the seals, as the nodes were proved.
+        """
         return [seal for node, seal in self._sealed if self.graph.is_alive(node)]
 
     def build_proto(self) -> onnx.ModelProto:
-        """Return the model as it is now.
+        """Build the model as it is now.
+
+        Returns:
+            a new model.
 
         Raises:
             ExportError: a node is not in it as it was proved.
@@ -76,7 +96,7 @@ class Rewriter:
         return made
 
     def apply(self, stage: str, propose: Propose) -> None:
-        """Ask one transform at every node, and do what it proposes."""
+        """Run one transform at every node and apply its proposals."""
         with self._time_stage(stage):
             nodes = self.graph.nodes
             progress = self.wanted.progress
@@ -89,7 +109,7 @@ class Rewriter:
                 progress(stage, len(nodes), len(nodes))
 
     def apply_cleanup(self, stage: str, sweep: Sweep) -> None:
-        """Do what a cleanup proposes, one after the other."""
+        """Apply the proposals of a cleanup in order."""
         with self._time_stage(stage):
             for node, told in sweep(self._target):
                 self._record_outcome(
@@ -97,11 +117,15 @@ class Rewriter:
                 )
 
     def apply_decided(self, stage: str, decided: DecidedProposal) -> None:
-        """Make one proposal that was proved, for a caller which goes through the graph by itself."""
+        """Apply one proved proposal, for a caller that traverses the graph itself."""
         self._make_rewrite(decided, RewriteStep(self.wanted.place, stage, decided.proposal.finding.tensor))
 
     def apply_verdicts(self, *, decides: bool) -> None:
-        """Run the trials that are left, and complete the certificates by all verdicts."""
+        """Run the remaining trials and add all outcomes to the certificates.
+
+        Args:
+            decides: True if a gross outcome takes a rewrite back.
+        """
         ledger = self.ledger
         if self.wanted.progress is not None and ledger.pending_trial_count:
             self.wanted.progress(ROUNDING, ledger.verdict_count, ledger.verdict_count + ledger.pending_trial_count)
@@ -125,7 +149,7 @@ class Rewriter:
             step = RewriteStep(self.wanted.place, stage, node.outputs[0].name)
             outcome = self._take_proposal(propose(self.graph, node, self._target), step)
         except evaluator.UnsupportedOp as error:
-            # a constant that would take too long; nothing was edited yet
+            # A constant would take too long to compute; nothing has changed yet.
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
         self._record_outcome(outcome)
@@ -140,10 +164,10 @@ class Rewriter:
     # ------------------------------------------------------------------ deciding
 
     def _take_proposal(self, told: ProposeResult, step: RewriteStep, entry: LedgerEntry | None = None) -> Outcome:
-        """Make a proposal, or what it names to be tried in its place.
+        """Apply a proposal, or one of its alternatives.
 
         Args:
-            entry: which the finding belongs to, where it is there already.
+            entry: existing entry for the finding; None for a new one.
         """
         if not isinstance(told, Proposal):
             return told
@@ -159,7 +183,11 @@ class Rewriter:
         return told.unproved(decided)
 
     def prove_proposal(self, proposal: Proposal) -> DecidedProposal | Failure:
-        """Prove what a proposal says, and change nothing."""
+        """Prove a proposal without changing the graph.
+
+        Returns:
+            the decided proposal, or the failure.
+        """
         if proposal.sides is not None:
             certificate = certification.certify_sides(proposal.sides)
             if certificate:
@@ -211,7 +239,7 @@ class Rewriter:
         return self._follow_up(stored, own, step)
 
     def _plan_trial(self, proposal: Proposal, rewrites: Sequence[Rewrite], own: LedgerEntry, step: RewriteStep) -> None:
-        """Plan onnxruntime's run of both sides, before the graph is changed."""
+        """Plan the onnxruntime run of both sides before the graph is changed."""
         if proposal.kind is not None and self.ledger.is_one_of_many(proposal.kind, own):
             return
         if proposal.trial is None:
@@ -232,9 +260,9 @@ class Rewriter:
             self.graph.redirect_readers(old, node, output)
 
     def _store_constant(self, constant: StoredTensor) -> None:
-        """Let a tensor be an initializer.
+        """Turn a tensor into an initializer.
 
-        What was proved of a node that reads it holds for the number as well: the node is sealed anew.
+        The proof of a node that reads it holds for the number too, so the node is sealed again.
         """
         readers = {id(node) for node in self.graph.all_consumers_of(constant.tensor)}
         self.graph.freeze_tensor(constant.tensor, constant.value)
@@ -247,7 +275,7 @@ class Rewriter:
         self._sealed = sealed
 
     def _follow_up(self, proposal: Proposal, own: LedgerEntry, step: RewriteStep) -> LedgerEntry:
-        """Try what a proposal that was made makes possible."""
+        """Try the follow-up of an applied proposal."""
         if proposal.then is None:
             return own
         if proposal.joined is None:

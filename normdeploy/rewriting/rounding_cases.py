@@ -1,8 +1,9 @@
-"""Inputs on which onnxruntime is asked what a rewrite costs in accuracy: one case a rewrite, every pattern of the
-battery in some group.
+"""Build the inputs on which onnxruntime measures a rewrite's accuracy.
 
-What is proved does not rest on them (`normdeploy.proof`); they are chosen to show cancellation, small variances and
-large numbers.
+There is one case per rewrite, with every pattern in some group.
+
+Proofs do not depend on them (`normdeploy.proof`). They are chosen to show cancellation, small variances and large
+numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from .certification import Rewrite
 
 @dataclass(frozen=True)
 class RoundingCase:
-    """One input of the battery, laid out for a rewrite: leaf values, and the name of the pattern in each group."""
+    """Input of a rewrite.
+
+    Attributes:
+        leaves: values of the leaves.
+        names: pattern of each group.
+        before: the nodes before the rewrite, at the sizes of the case.
+    """
 
     leaves: tuple[np.ndarray, ...]
     names: tuple[str, ...]
@@ -34,29 +41,33 @@ class RoundingCase:
 
 Pattern = Callable[[np.random.Generator, int, float], np.ndarray]
 
-# The battery: a name and what it makes of (generator, elements of the group, epsilon), each with its reason.
+# The battery: each pattern is computed from (generator, elements of the group, epsilon). The comments give the reasons.
 PATTERNS: dict[str, Pattern] = {
     "normal": lambda rng, n, e: rng.standard_normal(n),
-    # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
+    # x̂ is zero unless epsilon was lost (a power of two: its mean is exact)
     "constant": lambda rng, n, e: np.full(n, 0.5),
-    # 0/0 where epsilon did not survive
+    # 0/0 if epsilon was lost
     "zero": lambda rng, n, e: np.zeros(n),
-    # cancellation
+    # Cancellation
     "offset 1e3": lambda rng, n, e: 1e3 + rng.standard_normal(n),
-    # the usual epsilons dominate
+    # Usual epsilons dominate
     "scale 1e-4": lambda rng, n, e: 1e-4 * rng.standard_normal(n),
-    # and here this one counts, whatever it is
+    # The norm's own epsilon matters
     "scale of epsilon": lambda rng, n, e: np.sqrt(e or 1e-12) * rng.standard_normal(n),
-    # ddof
+    # Shows a wrong ddof
     "one-hot": lambda rng, n, e: np.eye(1, n, int(rng.integers(n)))[0],
-    # near the limit of half precision
+    # Near the limit of half precision
     "large 3e4": lambda rng, n, e: 3e4 * rng.uniform(-1, 1, n),
     "skewed": lambda rng, n, e: rng.standard_normal(n) ** 3 + np.arange(n) / n,
 }
 
 
 def norm_case(norm: Norm, rewrite: Rewrite) -> RoundingCase | None:
-    """The battery at the first sizes that suit the norm; None where it can't be evaluated."""
+    """Build the battery at the first sizes that suit the norm.
+
+    Returns:
+        the case; None if the norm cannot be evaluated.
+    """
     loose = find_loose_axes(norm.region)
     return _norm_case_at_sizes(norm, rewrite, loose) or (_norm_case_at_sizes(norm, rewrite, ()) if loose else None)
 
@@ -67,7 +78,7 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
         try:
             after = rewrite.after.bind(bound.sizes)
             layout = norm.fit.resize(size)
-            # the sizes may not suit each other
+            # The sizes may not fit together.
             if len(bound.sizes) > 1 or loose:
                 with evaluator.silence_numpy():
                     others = [
@@ -89,9 +100,19 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
 def rounding_patterns(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
-    """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their
-    groups."""
-    # large ones are not kept
+    """Lay out every pattern in some group; cached for norms with the same groups.
+
+    Args:
+        shape: shape of the input.
+        axes: normalized axes.
+        split: axis that is split into groups; None for none.
+        block: size of a group along it.
+        epsilon: epsilon of the norm.
+
+    Returns:
+        inputs of this shape, each with the pattern names of its groups.
+    """
+    # Large inputs are not cached.
     made = _cached_patterns if math.prod(shape) <= _FEW else _cached_patterns.__wrapped__
     return made(shape, axes, split, block, epsilon)
 
@@ -108,7 +129,7 @@ def _cached_patterns(
     made: list[tuple[np.ndarray, tuple[str, ...]]] = []
     for start in range(0, len(order), groups):
         names = tuple(order[(start + g) % len(order)] for g in range(groups))
-        # Of many groups the first ones are drawn, and the others are the same again.
+        # Only the first groups are drawn; the others repeat them.
         rows = np.array([PATTERNS[name](rng, n, epsilon) for name in names[: _GROUPS * len(order)]])
         x = layout.arrange_rows(np.resize(rows, (groups, n)))
         x.setflags(write=False)
@@ -117,11 +138,14 @@ def _cached_patterns(
 
 
 def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tuple[RoundingCase, float] | None:
-    """A normal input for a fold, and the largest sum of magnitudes that an output adds up; None where none is
-    affordable.
+    """Build a normal input for a fold.
 
-    ``windows``: for each leaf a shape that shows everything at less cost (a convolution's window); the file's own sizes
-    are the fallback.
+    Args:
+        windows: for each leaf a smaller shape that exercises the whole weight (a convolution's window); None for the
+            file's size, which is the fallback for all.
+
+    Returns:
+        the case, and the largest sum of magnitudes in an output; None if no size is affordable.
     """
     graph = rewrite.before.graph
     leaves = rewrite.before.leaves
@@ -144,9 +168,9 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
     return None
 
 
-# elements of an input that a fold is tried on
+# Maximum number of elements of an input of a fold
 _MOST = 2**20
-# of each pattern that are drawn
+# Maximum number of groups per pattern to draw
 _GROUPS = 256
-# elements of inputs that are kept for the next norm
+# Maximum number of elements of cached inputs
 _FEW = 2**16

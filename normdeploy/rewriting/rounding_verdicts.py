@@ -1,16 +1,16 @@
-"""The rounding verdict of a certificate: what onnxruntime makes of the nodes before and after, in the model's own type.
+"""Judge the rounding of a rewrite: onnxruntime runs the nodes before and after in the model's type.
 
-A group's error after the rewrite is expected to stay below
+A group's error after the rewrite is expected to be at most
 
-    max(2 · error before, what the formula itself rounds: `normdeploy.compare.rewrite_errors`)
+    max(2 · error before, the rounding error of the formula itself: `normdeploy.compare.rewrite_errors`)
 
-The verdict decides where it is gross: where onnxruntime runs the nodes before and has no kernel for those after, or
-where these answer NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`).
-Anything less is told in a note: at an offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most
-digits, in every file that holds one.
+The verdict decides only if the result is gross. That is the case if onnxruntime runs the nodes before, but has no
+kernel for those after. It is also the case if the nodes after give NaN or Inf at ordinary inputs (`ORDINARY`), or err
+there by more than `GROSS` times the allowed error. Smaller excesses are noted. For example, at an offset of 1e3
+GroupNormalization computes E[x²] − E[x]² and loses most digits, in every file that has one.
 
-Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph. Large weights
-are inputs, which onnxruntime takes where they lie.
+A session holds up to 64 rewrites: creating one costs more than running it, and its cost grows faster than its graph.
+Large weights are inputs, which onnxruntime reads without a copy.
 """
 
 from __future__ import annotations
@@ -41,17 +41,26 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase
 
 BATCH = 64
-# of norms that differ in gamma and beta only this many are run
+# Maximum number of norms to run that differ only in gamma and beta
 OF_A_KIND = 8
-# times the error allowed
+# Factor of the allowed error above which an error is gross
 GROSS = 16
-# patterns of the battery
+# Patterns of the battery that are ordinary inputs
 ORDINARY = frozenset({"normal", "skewed"})
 
 
 @dataclass(frozen=True)
 class SideModel:
-    """One side of a rewrite as ONNX, its tensors renamed so that many fit into one graph."""
+    """One side of a rewrite as ONNX, with renamed tensors so that many fit into one graph.
+
+    Attributes:
+        nodes: the nodes.
+        initializers: small constants.
+        inputs: leaves and large weights.
+        feeds: arrays of the inputs, by name.
+        output: name of the result.
+        opset: opset of the nodes.
+    """
 
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
@@ -63,27 +72,37 @@ class SideModel:
 
 @dataclass(frozen=True)
 class RoundingTrial:
-    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in
-    each row."""
+    """Rewrite that waits for its rounding verdict.
+
+    Attributes:
+        before: model of the nodes before.
+        after: model of the nodes after.
+        reference: the result in float64.
+        rows: lays a result out as a matrix; the elements of a row are judged together.
+        expected: expected error of each row.
+        ordinary: True for rows with an ordinary input.
+        nbytes: bytes held only for this trial.
+    """
 
     before: SideModel
     after: SideModel
     reference: np.ndarray
-    # groups of elements that are judged together
     rows: Callable[[np.ndarray], np.ndarray]
     expected: np.ndarray
-    # of each row, whether its input is
     ordinary: np.ndarray
-    # that are held for it alone
     nbytes: int = 0
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """The outcome of a trial.
+    """Outcome of a trial.
 
-    ``before`` and ``after``: the error of the nodes before, and the verdict on those after, in the worst row; None
-    where nothing was compared, and ``missing`` says why. ``gross`` says why the rewrite can't stay, None where it can.
+    Attributes:
+        before: error of the nodes before, in the worst row; None if nothing was compared.
+        after: verdict on the nodes after, in the worst row; None if nothing was compared.
+        note: note for the certificate.
+        gross: reason why the rewrite must be taken back; None if it may stay.
+        missing: reason why nothing was compared; None otherwise.
     """
 
     before: float | None = None
@@ -95,10 +114,13 @@ class TrialOutcome:
 
 @dataclass(frozen=True)
 class TrialInput:
-    """The input on which a rewrite is tried, and what is expected there.
+    """Input of a trial and its expected error.
 
-    ``rows`` lays a result out as a matrix: elements of a row are judged together. ``expected`` gives the error that
-    rounding may make in each row, of (the float64 result, unit roundoff of ``dtype``).
+    Attributes:
+        case: the input.
+        dtype: type in which both sides run.
+        rows: lays a result out as a matrix; the elements of a row are judged together.
+        expected: returns the rounding error of each row from (float64 result, unit roundoff of ``dtype``).
     """
 
     case: RoundingCase
@@ -111,12 +133,16 @@ MakeTrial = Callable[[Sequence[Rewrite], int], RoundingTrial | None]
 
 
 def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) -> MakeTrial:
-    """Return what makes the trial of a rewrite, of (the rewrites of a proposal, the number of the trial).
+    """Build a function that makes a trial from (the rewrites of a proposal, the number of the trial).
 
-    The first rewrite is tried. There is no trial where ``choose`` gives no input, or there is no float64 reference.
+    The first rewrite is tried. A rewrite is not tried if ``choose`` returns None, or without a float64 reference.
 
     Args:
-        opset: the lowest that has the nodes written.
+        choose: chooses the input of a rewrite.
+        opset: lowest opset that has the written nodes.
+
+    Returns:
+        the function.
     """
 
     def make_trial(rewrites: Sequence[Rewrite], number: int) -> RoundingTrial | None:
@@ -129,7 +155,11 @@ def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) ->
 
 
 def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
-    """Return what makes the trial of a norm's rewrite, on the battery (`make_trial_of`)."""
+    """Build the function that makes the trial of a norm's rewrite on the battery.
+
+    Returns:
+        a function as of `make_trial_of`.
+    """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
         case = rounding_cases.norm_case(norm, rewrite)
@@ -150,11 +180,14 @@ def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
 def make_norm_input(
     case: RoundingCase, dtype: np.dtype, fit: NormFit, x: np.ndarray, *, epsilon: float, gamma: float
 ) -> TrialInput:
-    """Return a case of a norm, with what its own formula rounds as the expected error.
+    """Build the trial input of a norm; the rounding error of its own formula is expected.
 
     Args:
-        x: the rows that are normalized.
-        gamma: the largest.
+        x: the normalized rows.
+        gamma: largest magnitude of gamma.
+
+    Returns:
+        the trial input.
     """
 
     def expected_error(reference: np.ndarray, unit: float) -> np.ndarray:
@@ -165,10 +198,15 @@ def make_norm_input(
 
 
 def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1) -> MakeTrial:
-    """Return what makes the trial of a fold (`make_trial_of`); what its largest sum rounds is expected.
+    """Build the function that makes the trial of a fold; the rounding error of its largest sum is expected.
 
     Args:
-        windows: for each leaf a shape that shows everything at less cost; none: the file's own.
+        windows: smaller shape of each leaf, as for `rounding_cases.fold_case`; empty for the file's shapes.
+        dtype: type in which both sides run.
+        opset: lowest opset that has the written nodes.
+
+    Returns:
+        a function as of `make_trial_of`.
     """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
@@ -182,12 +220,23 @@ def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype,
 
 
 def make_whole_input(case: RoundingCase, dtype: np.dtype, expected: Callable[[np.ndarray, float], float]) -> TrialInput:
-    """Return a case of which all elements are judged together."""
+    """Build a trial input whose elements are all judged together.
+
+    Args:
+        expected: returns the error from (float64 result, unit roundoff).
+
+    Returns:
+        the trial input.
+    """
     return TrialInput(case, dtype, lambda y: y.reshape(1, -1), lambda y, unit: np.array([expected(y, unit)]))
 
 
 def make_case_trial(rewrite: Rewrite, chosen: TrialInput, opset: int, number: int) -> RoundingTrial | None:
-    """Return both sides of a rewrite on one input; None where float64 has no result."""
+    """Build the trial of a rewrite on one input.
+
+    Returns:
+        the trial; None if float64 has no result.
+    """
     graph = rewrite.before.graph
     case = chosen.case
     dtype = chosen.dtype
@@ -208,7 +257,16 @@ def make_case_trial(rewrite: Rewrite, chosen: TrialInput, opset: int, number: in
 def make_side_model(
     graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str
 ) -> SideModel:
-    """A region as a graph of its own: leaves and large weights become inputs, other constants initializers."""
+    """Convert a region to a separate graph: leaves and large weights become inputs, other constants initializers.
+
+    Args:
+        leaves: values of the leaves.
+        sizes: values of the dims.
+        prefix: prefix of all tensor names.
+
+    Returns:
+        the model.
+    """
     initializers: dict[str, onnx.TensorProto] = {}
     inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
     for t in region.shape_leaves:
@@ -230,7 +288,7 @@ def make_side_model(
                 elif id(t) in valued and graph.is_constant(t):
                     initializers[proto.input[i]] = _constant_initializer(graph, t, prefix)
                 else:
-                    # CastLike's second input: only its type matters
+                    # Second input of CastLike: only its dtype matters.
                     initializers[proto.input[i]] = onnx.numpy_helper.from_array(
                         np.zeros(1, graph.dtype(t) or np.float32), proto.input[i]
                     )
@@ -246,7 +304,7 @@ def make_side_model(
 
 
 def _large_weight(t: gs.Tensor) -> np.ndarray | None:
-    """The elements of a large weight, where they lie; None of other tensors."""
+    """Return the array of a large weight without a copy; None for other tensors."""
     if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray):
         array = t._values
     else:
@@ -268,8 +326,11 @@ def _constant_initializer(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.Tenso
 
 
 def copy_verdict(finding: Finding, first: Finding) -> Finding:
-    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that
-    one is told."""
+    """Copy the verdict of ``first`` to a finding that differs only in gamma and beta and was not run.
+
+    Returns:
+        the finding with this verdict and a note of its source.
+    """
     assert finding.certificate is not None
     assert first.certificate is not None
     ran = first.certificate
@@ -293,7 +354,11 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
 
 
 def run_trials(trials: Sequence[RoundingTrial]) -> list[TrialOutcome]:
-    """Of each trial, in its worst group."""
+    """Run trials in onnxruntime, `BATCH` per session.
+
+    Returns:
+        the outcome of each trial, in its worst group.
+    """
     results: list[TrialOutcome] = []
     for start in range(0, len(trials), BATCH):
         batch = trials[start : start + BATCH]
@@ -303,7 +368,11 @@ def run_trials(trials: Sequence[RoundingTrial]) -> list[TrialOutcome]:
 
 
 def with_verdict(certificate: Certificate, outcome: TrialOutcome) -> Certificate:
-    """Return the certificate with what the trial came to."""
+    """Add the outcome of a trial to a certificate.
+
+    Returns:
+        a new certificate.
+    """
     certificate = replace(certificate, note=_join_notes(certificate.note, outcome.note))
     if outcome.after is None:
         return certificate
@@ -320,8 +389,7 @@ def _join_notes(*notes: str) -> str:
 
 
 def _run_side_models(pieces: Sequence[SideModel]) -> list[np.ndarray | Refusal]:
-    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails
-    again."""
+    """Run the models in one session. If that fails, run each alone, and return the refusal of those that fail again."""
     try:
         return list(_run_in_session(pieces))
     except Exception as e:
@@ -346,19 +414,31 @@ def _run_in_session(pieces: Sequence[SideModel]) -> list[Any]:
 
 
 def _ort_values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
-    """bfloat16 goes in by its ONNX type: numpy has none of its own. Arrays of which the shape alone is read share their
-    elements."""
+    """Convert arrays for onnxruntime.
+
+    bfloat16 is passed by its ONNX type, because numpy has none. Arrays of which only the shape is read share their
+    elements.
+    """
     room = np.zeros(max((v.nbytes for v in feeds.values() if _is_shape_only(v)), default=0), np.uint8)
     laid = {k: room[: v.nbytes].view(v.dtype).reshape(v.shape) if _is_shape_only(v) else v for k, v in feeds.items()}
     return {name: to_ort(array) if array.dtype.name == "bfloat16" else array for name, array in laid.items()}
 
 
 def _is_shape_only(array: np.ndarray) -> bool:
-    """Whether it is one element broadcast, as `make_side_model` has of what only the shape is read."""
+    """Return True for a broadcast element, which `make_side_model` uses if only the shape is read."""
     return array.size > 1 and not any(array.strides)
 
 
 def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarray | Refusal) -> TrialOutcome:
+    """Judge a trial.
+
+    Args:
+        before: result of the nodes before, or the refusal to run them.
+        after: result of the nodes after, or the refusal.
+
+    Returns:
+        the outcome in the worst row.
+    """
     if isinstance(after, Refusal):
         if isinstance(before, Refusal):
             gross = None
@@ -376,7 +456,7 @@ def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarra
 
     was, now = errors_in_units(before), errors_in_units(after)
     allowed = np.maximum(2 * was, t.expected)
-    # A row in which the nodes before answer no number allows any error: it compares nothing.
+    # If the nodes before give no number in a row, it allows any error and compares nothing.
     compared = np.flatnonzero(np.isfinite(allowed))
     if not compared.size:
         return _uncompared_verdict("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")

@@ -1,9 +1,9 @@
-"""The step that writes a linear layer, MatMul and Add of a bias, as Gemm over rows, where the runtime runs that faster.
+"""Write a linear layer, MatMul and Add of a bias, as Gemm over rows if the runtime runs that faster.
 
-onnxruntime (1.31, CPU) adds the bias of a Gemm while it multiplies, but behind a MatMul of rank 3 goes through the
-product once more, and joins the two for inputs of rank 2 alone. The Reshapes copy nothing; those that meet are one, and
-vanish between two layers (`normdeploy.graphs.cleaning.movement_rules`). What that is worth in whole models
-`benchmarks.whole_models` measures.
+onnxruntime (1.31, CPU) adds the bias of a Gemm during the multiplication. After a MatMul of rank 3 it passes over the
+product once more; it joins the two only for inputs of rank 2. The Reshapes copy nothing; adjacent ones merge, and those
+between two layers vanish (`normdeploy.graphs.cleaning.movement_rules`). `benchmarks.whole_models` measures the gain in
+whole models.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from .node_queries import is_standard_op, sole_consumer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 from .rounding_verdicts import fold_trial_maker
 
-# from which on Shape has a beginning and an end
+# First opset in which Shape has start and end
 _OPSET = 15
 
 
 @dataclass(frozen=True)
 class BiasedMatMul:
+    """Linear layer y = x·weight + bias."""
+
     x: gs.Tensor
     weight: gs.Constant
     bias: gs.Constant
@@ -33,7 +35,11 @@ class BiasedMatMul:
 
 
 def propose_row_gemm(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
-    """Propose the layer that begins at the MatMul ``node`` as Reshape, Gemm, Reshape."""
+    """Propose to write the layer that starts at the MatMul ``node`` as Reshape, Gemm, Reshape.
+
+    Returns:
+        the proposal; None if ``node`` starts no such layer or the runtime does not benefit.
+    """
     if target.wanted.runtime != USUAL or not target.wanted.rows or graph.opset < _OPSET:
         return None
     layer = match_layer(graph, node)
@@ -56,6 +62,11 @@ def propose_row_gemm(graph: Graph, node: gs.Node, target: RewriteTarget) -> Prop
 
 
 def match_layer(graph: Graph, node: gs.Node) -> BiasedMatMul | None:
+    """Match a float32 MatMul of rank 3 or more with a constant matrix, followed by the Add of a constant bias.
+
+    Returns:
+        the layer; None if there is none.
+    """
     if not is_standard_op(node, "MatMul"):
         return None
     (x, weight), (product,) = node.inputs, node.outputs
@@ -79,7 +90,7 @@ def match_layer(graph: Graph, node: gs.Node) -> BiasedMatMul | None:
 
 
 def _rows_matrix(graph: Graph, layer: BiasedMatMul, target: RewriteTarget) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The input as a matrix of rows, and the node that makes it: once for all layers that read it."""
+    """Return the input as a matrix of rows, and the new node that computes it; layers with the same input share it."""
     known = target.shared.get(("rows", layer.x.name))
     if known is not None and (maker := graph.producer(known)) is not None and graph.is_alive(maker):
         return known, []
@@ -89,13 +100,15 @@ def _rows_matrix(graph: Graph, layer: BiasedMatMul, target: RewriteTarget) -> tu
 
 
 def _result_shape_key(graph: Graph, layer: BiasedMatMul) -> tuple[object, ...]:
-    """Equal for results of one shape."""
+    """Return a key that is equal for results of one shape."""
     return ("shape", *(graph.shape(layer.x) or ())[:-1], layer.weight.shape[1])
 
 
 def _result_shape(graph: Graph, layer: BiasedMatMul, target: RewriteTarget) -> tuple[gs.Tensor, list[gs.Node]]:
-    """The shape of the result, and the nodes that work it out where the file leaves more than one dim open: once for
-    all of one shape."""
+    """Return the shape of the result, and the new nodes that compute it.
+
+    Nodes are needed if the file leaves more than one dim open; results of one shape share them.
+    """
     key = _result_shape_key(graph, layer)
     _, *dims = key
     if sum(not isinstance(n, int) for n in dims) <= 1:

@@ -1,13 +1,13 @@
-"""What quantizes each row by a scale of its own, as people write it:
+"""Match nodes that quantize each row with its own scale, in the spellings of users:
 
     y_scale = max(max|y|, least) / largest            Abs, ReduceMax over the last axis, Max or Clip, Div
     q       = saturate(round(y / y_scale))            Div, then Round, Clip and Cast to int8; Clip and Cast to FP8; or
                                                       QuantizeLinear by 1
 
-with ``largest`` 127 for int8 and 448 for FP8 (E4M3). Round, Clip and Cast is QuantizeLinear by the scale 1 and the zero
-point 0 by its definition, saturate(round(x / 1)); a Clip at −largest changes nothing of |y| / y_scale ≤ largest, nor
-does none. A NaN alone is another matter: ONNX leaves open what a Cast to int8 makes of it. Of rows of finite numbers
-none comes where ``least`` is above 0; where it is not, a row of zeros is 0 / 0.
+``largest`` is 127 for int8 and 448 for FP8 (E4M3). Round, Clip and Cast equal QuantizeLinear with scale 1 and zero
+point 0 by its definition, saturate(round(x / 1)). |y| / y_scale ≤ largest, so a Clip at −largest changes nothing, and
+neither does a missing Clip. Only NaN differs: ONNX leaves the Cast of NaN to int8 undefined. Rows of finite numbers
+give no NaN if ``least`` is above 0; otherwise a row of zeros is 0 / 0.
 """
 
 from __future__ import annotations
@@ -28,29 +28,47 @@ _KINDS = {TensorProto.INT8: ("int8", 127.0), TensorProto.FLOAT8E4M3FN: ("float8_
 
 @dataclass(frozen=True)
 class RowQuantization:
-    """From a norm's result ``y`` to what is quantized."""
+    """Nodes from a norm's result ``y`` to its quantized rows.
+
+    Attributes:
+        y: result of the norm.
+        readers: nodes that read ``y``.
+        kind: dtype of the quantized rows.
+        least: lower bound of max|y|; 0 for none.
+        largest: largest quantized number.
+        cast: True for a Cast to int8, which leaves NaN undefined.
+        scale: y_scale.
+        q: the quantized rows.
+    """
 
     y: gs.Tensor
-    # of y
     readers: tuple[gs.Node, ...]
     kind: np.dtype
     least: float
     largest: float
-    # to int8, which is left open for a NaN
     cast: bool
-    # y_scale
     scale: gs.Tensor
     q: gs.Tensor
 
     @property
     def spelling(self) -> str:
+        """Return the op types of the standard spelling."""
         return "Abs ReduceMax Div Div QuantizeLinear"
 
     def zero_point(self, graph: Graph) -> gs.Tensor:
+        """Create the zero point.
+
+        Returns:
+            a constant 0 of type ``kind``.
+        """
         return graph.add_constant(f"{self.q.name}_zero_point", np.zeros(()), self.kind)
 
     def build_nodes(self, graph: Graph, y: gs.Tensor, zero: gs.Tensor) -> list[gs.Node]:
-        """The same of ``y`` as the bodies of our ops have it, not put into the graph."""
+        """Build the quantization of ``y`` as in the bodies of the own ops, outside the graph.
+
+        Returns:
+            the nodes in topological order.
+        """
         float32 = np.dtype(np.float32)
 
         def number_constant(name: str, value: float) -> gs.Tensor:
@@ -75,8 +93,12 @@ class RowQuantization:
 
 
 def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | None:
-    """What ``node``, a Cast or QuantizeLinear, ends; None where it is nothing of this kind."""
-    # where the axes of ReduceMax are an attribute
+    """Match the quantization that ends at ``node``, a Cast or QuantizeLinear.
+
+    Returns:
+        the match; None if there is none.
+    """
+    # Before opset 18, the axes of ReduceMax are an attribute.
     if graph.opset < 18:
         return None
     ended = _match_quotient(graph, node)
@@ -121,7 +143,7 @@ def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | Non
 
 
 def _match_quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, float]] | None:
-    """What is rounded and saturated, the type, and its largest number."""
+    """Return the rounded and saturated tensor, the type, and its largest number; None if ``node`` does not match."""
     if is_standard_op(node, "QuantizeLinear"):
         if len(node.inputs) > 2:
             zero = node.inputs[2]
@@ -167,14 +189,14 @@ def _dtype_by_name(name: str) -> Any:
 
 
 def _single_reader_producer(graph: Graph, t: gs.Tensor, op: str) -> gs.Node | None:
-    """The node of that op that makes ``t``, which one node reads."""
+    """Return the node of type ``op`` that produces ``t``, if only one node reads ``t``."""
     if sole_consumer(graph, t) is not None:
         return standard_producer(graph, t, op)
     return None
 
 
 def _reduces_last_axis(graph: Graph, reduced: gs.Node) -> bool:
-    """Whether it reduces the last axis alone, and keeps it."""
+    """Return True if the node reduces only the last axis, and keeps it."""
     shape = graph.shape(reduced.inputs[0])
     if len(reduced.inputs) > 1 and graph.is_constant(reduced.inputs[1]):
         axes = graph.known_value(reduced.inputs[1])

@@ -1,11 +1,11 @@
-"""Prices the rewrites that are no norm's: an attention as one node, a linear layer over rows, a sum.
+"""Judge the accuracy of rewrites made only for speed: an attention as one node, a linear layer over rows, a sum.
 
 onnxruntime runs both sides of each in float32, on normal inputs with the file's own weights. The rule is that of folds
-(`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff and y the largest number inside:
+(`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff and y the largest intermediate number:
 
     error after ≤ max(2 · error before, 8u · y)
 
-These rewrites are made for speed alone, so one that costs more is taken back, gross or not.
+A rewrite that exceeds this is taken back even if the excess is not gross.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from . import rounding_verdicts
 
 
 def describe_cost(outcome: rounding_verdicts.TrialOutcome) -> str | None:
-    """Return why a rewrite made for speed can't stay, None where it can."""
+    """Describe the cost of a rewrite made for speed.
+
+    Returns:
+        the reason why it must be taken back; None if it may stay.
+    """
     after = outcome.after
     if outcome.gross is not None or after is None or after:
         return outcome.gross

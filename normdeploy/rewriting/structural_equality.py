@@ -1,5 +1,8 @@
-"""Whether the body of an op of ours is the nodes that it takes the place of: the same ops with the same attributes on
-the same tensors, one after the other. Nothing is evaluated, so that what is no algebra may be among them."""
+"""Compare the body of an own op with the nodes that it replaces.
+
+They are equal if they have the same ops and attributes on the same tensors, in order. Nothing is evaluated, so
+non-algebraic ops are allowed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ from ..graphs.own_op_functions import DOMAIN
 from ..norms.function_bodies import call_attributes, norm_function_body
 from ..norms.norm_table import OURS, NormOp
 
-# attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
+# Attributes of QuantizeLinear that change nothing at these values
 _NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
 
 
 def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]) -> str | None:
-    """Say where the body of ``made`` is not the ``old`` nodes, in their order; None where it is.
+    """Compare the body of ``made`` with the ``old`` nodes, in their order.
 
-    A tensor is known by itself, whatever it is called, and a constant of one element by that.
+    Tensors are compared by identity, not by name; constants of one element are compared by value.
+
+    Returns:
+        description of the difference; None if they are equal.
     """
     opset = max(graph.opset, row.since)
     before = list(_flatten_nodes(graph, old, opset))
@@ -35,7 +41,7 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
         if theirs.attrs != ours.attrs:
             return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
         given = [same.get(i, i) for i in theirs.inputs]
-        # a bias that was none
+        # A bias added by the rewrite.
         given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]
         if given != list(ours.inputs):
             return f"its {theirs.op} reads other tensors than in {row.op}"
@@ -49,8 +55,14 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
 
 @dataclass(frozen=True)
 class _FlatNode:
-    """A standard node with all attributes that mean something; tensors are the graph's by their ids, and within a body
-    by name and number."""
+    """Standard node with all effective attributes.
+
+    Attributes:
+        op: op type.
+        attrs: attributes, with defaults.
+        inputs: keys of tensors: ids in the graph, (id of the call, name) within a body.
+        outputs: keys as for ``inputs``.
+    """
 
     op: str
     attrs: dict[str, Any]
@@ -59,7 +71,7 @@ class _FlatNode:
 
 
 def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_FlatNode]:
-    """Nodes with the bodies of ours in their place."""
+    """Yield nodes, with own ops replaced by their bodies."""
     for node in nodes:
         if node.domain == DOMAIN:
             row = OURS.get(node.op)
@@ -87,8 +99,11 @@ def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterat
 
 
 def full_attributes(op: str, given: Mapping[str, Any], opset: int) -> dict[str, Any]:
-    """The attributes of a standard node, those left to their defaults too; of QuantizeLinear by one scale without those
-    that change nothing."""
+    """Complete the attributes of a standard node with their defaults.
+
+    Returns:
+        all attributes; for QuantizeLinear with one scale, without those that change nothing.
+    """
     schema = onnx.defs.get_schema(op, opset)
     known = {
         name: onnx.helper.get_attribute_value(a.default_value)
@@ -114,8 +129,8 @@ def _tensor_key(graph: Graph, t: gs.Tensor) -> object:
 
 
 def _constant_key(value: np.ndarray) -> object:
-    """A constant of one element as it is compared: whole numbers and float32 as such; a float16 is no float32."""
-    # onnx gives a float attribute as Python's
+    """Return the key of a constant of one element: exact for integers and float32; a float16 differs from a float32."""
+    # onnx returns a float attribute as a Python float.
     kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])
     if value.dtype.kind in "iuf":
         return (kind, value.shape, value.astype(kind).tobytes())
@@ -123,7 +138,7 @@ def _constant_key(value: np.ndarray) -> object:
 
 
 def _is_own_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
-    """Whether an input of ``made`` was written for it and holds zeros alone."""
+    """Return True if an input of ``made`` is a constant of zeros."""
     t = next((t for t in made.inputs if id(t) == tensor), None)
     if isinstance(t, gs.Constant):
         value = graph.known_value(t)

@@ -1,8 +1,8 @@
-"""The transforms and cleanups, in the order in which they are applied to a graph.
+"""List the transforms and cleanups in the order in which they are applied to a graph.
 
-Norms come first; then scales and shifts are folded into their neighbors, and branches merged; then norms are joined
-with what stands around them. A transform is a module with a function that proposes (`proposals`), and a row here.
-Cleanups look at the whole graph behind them.
+Norms come first. Then scales and shifts are folded into their neighbors, and branches are merged. Then norms are joined
+with adjacent nodes. A transform is a module with a function that proposes (`proposals`), and a row here. Cleanups
+process the whole graph after the transforms.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _writes_standard_forms(proto: onnx.ModelProto, wanted: RewriteOptions) -> bo
 
 
 def _can_write_attention(proto: onnx.ModelProto, wanted: RewriteOptions) -> bool:
-    """Whether an attention may become one node: in the main graph of a file whose opset has it, or can be raised."""
+    """Return True for the main graph of a file whose opset has Attention or can be raised, if the options allow it."""
     asked = wanted.attentions and wanted.runtime == "onnxruntime" and not wanted.place
     return asked and not ops_needing_conversion(proto, attention_fusion.OPSET)
 
@@ -51,13 +51,13 @@ def _unchanged_graph(graph: Graph) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class GraphTransform:
-    """One row.
+    """Transform of the table.
 
-    Args:
-        stage: as times, progress and steps name it.
-        propose: what it proposes at one node.
-        applies: whether it is applied to a graph.
-        around: what is opened in the graph meanwhile.
+    Attributes:
+        stage: name in times, progress and steps.
+        propose: proposes at one node.
+        applies: returns True if the transform applies to a graph.
+        around: context that is open in the graph meanwhile.
     """
 
     stage: str
@@ -68,11 +68,11 @@ class GraphTransform:
 
 @dataclass(frozen=True)
 class GraphCleanup:
-    """One row.
+    """Cleanup of the table.
 
-    Args:
-        stage: as times and steps name it.
-        begin: looks at the graph before anything is rewritten; what it returns proposes.
+    Attributes:
+        stage: name in times and steps.
+        begin: inspects the graph before any rewrite, and returns the sweep that proposes.
     """
 
     stage: str
@@ -95,5 +95,9 @@ CLEANUPS = (GraphCleanup(constant_evaluation.STAGE, constant_evaluation.note_con
 
 
 def select_transforms(proto: onnx.ModelProto, wanted: RewriteOptions) -> list[GraphTransform]:
-    """The transforms that are applied to a graph, in order."""
+    """Select the transforms for a graph.
+
+    Returns:
+        the transforms in order.
+    """
     return [transform for transform in TRANSFORMS if transform.applies(proto, wanted)]

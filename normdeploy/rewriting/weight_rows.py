@@ -1,4 +1,4 @@
-"""A linear op's weight as rows, one for each output channel, and which of them are worth a look."""
+"""Read a linear op's weight as rows, one per output channel, and select rows to test."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import numpy as np
 
 from ..forms.constant_linear import ConstantLinear
 
-# products that are summed up for one output
+# Maximum number of products in the sum of one output
 TAPS = 2**14
 
 
 @dataclass(frozen=True)
 class WeightRow:
-    """What one output channel sums up: ``weights`` as (inputs, places of the window)."""
+    """Weights of one output channel.
+
+    Attributes:
+        output: number of the channel.
+        inputs: numbers of the input channels, (inputs,).
+        weights: weights, (inputs, places of the window).
+    """
 
     output: int
     inputs: np.ndarray
@@ -22,10 +28,13 @@ class WeightRow:
 
 
 def weight_table(linear: ConstantLinear) -> np.ndarray:
-    """The weight as (rows, inputs of a group, places of the window); rows are output channels, those of each matrix of
-    a MatMul by several.
+    """Lay out the weight as (rows, inputs of a group, places of the window).
 
-    Of a transposed convolution each place of the window is an output of its own without strides: the largest is taken.
+    Rows are output channels, for several matrices of a MatMul those of each. In a transposed convolution without
+    strides, each place of the window is a separate output; the largest one is taken.
+
+    Returns:
+        a float64 array.
     """
     w = linear.w
     if linear.node.op == "Conv":
@@ -47,10 +56,19 @@ def weight_table(linear: ConstantLinear) -> np.ndarray:
 
 
 def weight_row(linear: ConstantLinear, table: np.ndarray, r: int) -> WeightRow:
+    """Read one row, limited to about `TAPS` products.
+
+    Args:
+        table: result of `weight_table`.
+        r: number of the row.
+
+    Returns:
+        the row; of many inputs, the largest and some in between.
+    """
     inputs = _first_input_channels(linear, table, np.array([r]))[0] + np.arange(table.shape[1])
     weights = table[r]
     most = max(2, TAPS // table.shape[2])
-    # the largest, and some between
+    # Take the largest, and some in between.
     if len(inputs) > most:
         largest = np.argsort(np.abs(weights).sum(axis=1))[-(most // 2) :]
         chosen = np.unique(np.r_[largest, np.linspace(0, len(inputs) - 1, most // 2).astype(int)])
@@ -60,7 +78,7 @@ def weight_row(linear: ConstantLinear, table: np.ndarray, r: int) -> WeightRow:
 
 
 def _first_input_channels(linear: ConstantLinear, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The first input channel that each row reads."""
+    """Return the first input channel that each row reads."""
     return (
         rows
         % linear.output_channels
@@ -70,7 +88,15 @@ def _first_input_channels(linear: ConstantLinear, table: np.ndarray, rows: np.nd
 
 
 def cancellation_factors(linear: ConstantLinear, table: np.ndarray, large: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """For each row how much larger its terms get than what they come to."""
+    """Compute the cancellation of each row.
+
+    Args:
+        large: magnitudes of the terms per input channel.
+        small: magnitudes of the inputs after cancellation per input channel.
+
+    Returns:
+        for each row, the ratio of the weighted sums of both.
+    """
     rows = []
     step = max(1, 2**18 // max(1, table[0].size))
     for start in range(0, len(table), step):
@@ -86,7 +112,15 @@ def cancellation_factors(linear: ConstantLinear, table: np.ndarray, large: np.nd
 
 
 def select_rows(cancels: np.ndarray, most: int) -> np.ndarray:
-    """Up to ``most`` places: those of the largest values, and a third spread over all."""
+    """Select rows to test.
+
+    Args:
+        cancels: cancellation of each row.
+        most: number of rows to select.
+
+    Returns:
+        indices of the largest values, with a third of ``most`` spread evenly; all indices for ``most`` rows or fewer.
+    """
     if cancels.size <= most:
         return np.arange(cancels.size)
     spread = np.linspace(0, cancels.size - 1, most // 3).astype(int)

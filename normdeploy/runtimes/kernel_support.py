@@ -132,15 +132,6 @@ def _optimize_in_session(
 # ------------------------------------------------------------------ TensorRT
 
 
-def query_parser(model: onnx.ModelProto, runtime: str) -> RuntimeAnswers | str:
-    """Show a whole file to the parser of TensorRT or TensorRT-RTX.
-
-    Returns:
-        The parser's answer, or the reason why the runtime is not installed here.
-    """
-    return describe_missing_runtime(runtime, gpu=runtime == "tensorrt") or query_tensorrt([model], runtime)
-
-
 def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAnswers:
     """Ask the parser for its layers. If a model ends the parser's process, a new process continues after that model.
 

@@ -371,7 +371,6 @@ class _RoundingNoise:
         half: np.dtype | None,
         narrow: Mapping[str, onnx.NodeProto],
     ) -> None:
-        self._rng = rng
         self._types = types
         self._half = half
         self._narrow = narrow
@@ -402,7 +401,7 @@ class _RoundingNoise:
         """
         if not _is_float64(value):
             return value
-        drawn = self._rng.uniform(-1, 1, value.shape)
+        drawn = self.random.uniform(-1, 1, value.shape)
         # Below the smallest normal number, the type's spacing is constant down to 0. No number changes its sign.
         absolute = np.abs(value)
         size = np.maximum(absolute, np.minimum(_SMALLEST_NORMAL.get(unit, 0.0), absolute / unit))
@@ -438,11 +437,11 @@ class _RoundingNoise:
                 lost = float32_sum_error_along(
                     inputs[0], _reduced_axes(node, inputs), node.op_type != "ReduceSum"
                 ).reshape(value.shape)
-                value = value + lost * self._rng.uniform(-1, 1, value.shape)
+                value = value + lost * self.random.uniform(-1, 1, value.shape)
         elif node.op_type in ("Resize", "Upsample") and np.ndim(inputs[0]) == value.ndim and _is_interpolating(node):
             antialias = any(a.name == "antialias" and a.i for a in node.attribute)
             off = resize_error_bound(inputs[0], value.shape, min(unit, FLOAT32), antialias=antialias)
-            value = value + off * self._rng.uniform(-1, 1, value.shape)
+            value = value + off * self.random.uniform(-1, 1, value.shape)
         elif node.op_type == "CumSum":
             value = value + _cumulate_noise(
                 node, self.add_noise(value, unit) - value, int(np.asarray(inputs[1]).item())
@@ -455,7 +454,7 @@ class _RoundingNoise:
                 kept = value == value.astype(_SHORT[unit]).astype(value.dtype)
             moved = np.where(kept, value, moved)
         if node.op_type in _UNDERFLOWING:
-            round_underflow(moved, unit, self._rng)
+            round_underflow(moved, unit, self.random)
         return moved
 
     def _statistics_noise(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
@@ -483,7 +482,7 @@ class _RoundingNoise:
             rows = x.reshape(x.shape[0], groups, -1)
             weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
         alike, scaled = statistics_error(rows, float(attrs.get("epsilon", 1e-5)), unit)
-        drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
+        drawn = (self.random.uniform(-1, 1, alike.shape) for _ in range(2))
         off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
         return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
 

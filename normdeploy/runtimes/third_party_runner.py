@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,6 @@ from ..types import PathLike, Tensors
 from . import Runner
 from .live_runner import LiveRunner
 from .tensor_spec import as_numpy, as_tensor
-
-# torch takes seconds to import.
-if TYPE_CHECKING:
-    pass
 
 _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
 

@@ -45,7 +45,7 @@ def model(kind: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_what_is_zero_gives_the_models_bias(kind: str) -> None:
     """However the weight is rounded."""
-    made, account = quantize_model(model(kind), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    made, account = quantize_model(model(kind), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     assert [(layer.migrated, layer.rounding) for layer in account.layers] == [(("smooth",), "GPTQ")]
     assert "Sub" in [n.op_type for n in made.graph.node]
     (value,) = run_onnxruntime(made, {"x": np.zeros((1, CHANNELS), np.float32)})
@@ -53,7 +53,7 @@ def test_what_is_zero_gives_the_models_bias(kind: str) -> None:
 
 
 def test_the_range_is_what_the_factors_are_made_for() -> None:
-    _, account = quantize_model(model("MatMul"), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    _, account = quantize_model(model("MatMul"), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     (layer,) = account.layers
     assert layer.high is not None
     assert layer.low == -layer.high
@@ -93,7 +93,7 @@ def test_a_bias_that_two_layers_read_is_left_to_the_other() -> None:
         v=W[::-1].copy(),
         b=B,
     )
-    made, _ = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    made, _ = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     for value in run_onnxruntime(made, {"x": np.zeros((1, CHANNELS), np.float32)}):
         np.testing.assert_allclose(value[0], B, atol=1e-3)
     stored = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
@@ -105,7 +105,7 @@ def test_a_bias_that_two_layers_read_is_left_to_the_other() -> None:
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_budget_of_a_shifted_layer_is_that_of_one_without(kind: str) -> None:
     """Weights that round to the same codes have another bias: what they do to rows of zeros is nothing."""
-    made, _ = quantize_model(model(kind), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    made, _ = quantize_model(model(kind), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     runner, zeros = QuantizedRunner(made), {"x": np.zeros((1, CHANNELS), np.float32)}
     exact = runner.run_with_draw(zeros, RoundingDraw("exact", clips=False))["y"]
     for seed in range(3):
@@ -163,7 +163,7 @@ def test_rows_of_zeros_pass_with_what_float32_rounds_of_a_bias(tmp_path: Path, k
     for tensor in proto.graph.initializer:
         drawn = rng.standard_normal(numpy_helper.to_array(tensor).shape).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
-    made, _ = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    made, _ = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     files = tmp_path / "model.onnx", tmp_path / "made.onnx"
     for file, path in zip((proto, made), files, strict=True):
         onnx.save(file, path)
@@ -173,7 +173,7 @@ def test_rows_of_zeros_pass_with_what_float32_rounds_of_a_bias(tmp_path: Path, k
 
 @pytest.mark.parametrize("record", ["", "{", "7", '["b"]', '{"b": 1}', '{"nobody": []}'])
 def test_a_record_of_nothing_is_none(record: str) -> None:
-    made, _ = quantize_model(model("MatMul"), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS), SPECS)
+    made, _ = quantize_model(model("MatMul"), QuantizationRequest("int8"), split_samples([{"x": X}], SPECS))
     (entry,) = [p for p in made.metadata_props if p.key == RECENTRED]
     entry.value = record
     zeros = {"x": np.zeros((1, CHANNELS), np.float32)}

@@ -116,7 +116,7 @@ def test_scales_of_blocks_shrink_where_that_is_nearer() -> None:
 def test_the_account_and_the_bias_that_stays() -> None:
     """`verify` holds it against the model's."""
     proto = text("m = MatMul(x, w1) y = Add(m, b1)", f"float[b,{WIDTH}] x", "float[b,128] y", **WEIGHTS)
-    made, account = quantize_model(proto, wish(), split_samples([{"x": X + np.float32(2)}], SPECS), SPECS)
+    made, account = quantize_model(proto, wish(), split_samples([{"x": X + np.float32(2)}], SPECS))
     (layer,) = account.layers
     assert layer.rounding == "GPTQ"
     kept = next(numpy_helper.to_array(t) for t in made.graph.initializer if t.name == "b1")
@@ -125,7 +125,7 @@ def test_the_account_and_the_bias_that_stays() -> None:
 
 def test_few_rows_round_to_the_nearest() -> None:
     proto = text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **WEIGHTS)
-    _, account = quantize_model(proto, wish(), split_samples([{"x": X[:8]}], SPECS), SPECS)
+    _, account = quantize_model(proto, wish(), split_samples([{"x": X[:8]}], SPECS))
     assert [layer.rounding for layer in account.layers] == ["nearest"] * 2
 
 
@@ -156,13 +156,13 @@ def test_verify_sees_a_fault_in_a_file_of_ours(fault: object, ours: Path) -> Non
 def test_layers_that_are_named_stay_float() -> None:
     proto = text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **WEIGHTS)
     halves = split_samples([{"x": X}], SPECS)
-    made, account = quantize_model(proto, wish(keep_float=("q",)), halves, SPECS)
+    made, account = quantize_model(proto, wish(keep_float=("q",)), halves)
     assert quantized_layers(account) == ["a"]
     assert next(layer.reason for layer in account.layers if layer.tensor == "q") == "it was asked to stay float (q)"
     assert [n.op_type for n in made.graph.node].count("QuantizeLinear") == 1
     with pytest.raises(
         InputError, match=r"no linear layer is named 'z', .* of 2 layers the nearest are '[aq]', '[aq]'"
     ):
-        quantize_model(proto, wish(keep_float=("a", "z")), halves, SPECS)
+        quantize_model(proto, wish(keep_float=("a", "z")), halves)
     with pytest.raises(InputError, match="nothing in the model can be quantized to int8: 'a': it was asked to stay"):
-        quantize_model(proto, wish(keep_float=("?",)), halves, SPECS)
+        quantize_model(proto, wish(keep_float=("?",)), halves)

@@ -99,9 +99,7 @@ def test_convolutions_are_nearer_on_pictures_that_it_did_not_see(kind: str) -> N
     rng = np.random.default_rng(3)
     w, b = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape[0]).astype(np.float32)
     proto = text(body, "float[b,16,8,8] x", f"float[b,{shape[0]},h,v] y", w=w, b=b)
-    made, account = quantize_model(
-        proto, QuantizationRequest("int8"), split_samples([{"x": pictures(2, 64)}], SPECS), SPECS
-    )
+    made, account = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": pictures(2, 64)}], SPECS))
     (layer,) = account.layers
     assert layer.rounding == ("nearest" if kind == "same" else "GPTQ")
     if kind == "same":
@@ -126,7 +124,7 @@ def test_a_channel_that_is_always_zero_leaves_the_others_theirs() -> None:
     for fill in (0, pictures(2, 64)[:, 4]):
         x = pictures(2, 64)
         x[:, 5] = fill
-        made, account = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": x}], SPECS), SPECS)
+        made, account = quantize_model(proto, QuantizationRequest("int8"), split_samples([{"x": x}], SPECS))
         assert [layer.rounding for layer in account.layers] == ["GPTQ"]
         stored = [numpy_helper.to_array(t) for t in made.graph.initializer]
         codes += [a for a in stored if a.dtype == np.int8 and a.shape == w.shape]

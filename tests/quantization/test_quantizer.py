@@ -92,7 +92,7 @@ def quantized_layers(account: QuantizationReport) -> list[str]:
 def test_each_kind_is_near_the_model(
     block: onnx.ModelProto, halves: SampleSplit, to: str, runtime: str, least: float
 ) -> None:
-    made, account = quantize_model(block, wish(to, runtime, "cosine>=0.9"), halves, SPECS)
+    made, account = quantize_model(block, wish(to, runtime, "cosine>=0.9"), halves)
     assert quantized_layers(account) == ["a", "q"]
     assert json.loads(metadata_text(made, RECORD))["to"] == to
     assert worst(block, made) >= least
@@ -103,7 +103,7 @@ def test_each_kind_is_near_the_model(
 
 def test_moving_gamma_is_what_makes_it_good(block: onnx.ModelProto, halves: SampleSplit) -> None:
     """Beside the same layers with one scale for all channels that gamma and beta have spread."""
-    made, account = quantize_model(block, wish(), halves, SPECS)
+    made, account = quantize_model(block, wish(), halves)
     assert {m.status for m in account.migrations} == {"made"}
     layers = find_candidates(Graph(block), INT8)
     seen = observe_activations(block, {c.input: c.axis for c in layers}, halves.calibrating)
@@ -115,7 +115,7 @@ def test_moving_gamma_is_what_makes_it_good(block: onnx.ModelProto, halves: Samp
 
 
 def test_the_residual_reads_float(block: onnx.ModelProto, halves: SampleSplit) -> None:
-    made, _ = quantize_model(block, wish(), halves, SPECS)
+    made, _ = quantize_model(block, wish(), halves)
     makers = {o: n.op_type for n in made.graph.node for o in n.output}
     readers = {i: n.op_type for n in made.graph.node for i in n.input}
     assert all(readers[o] == "MatMul" for n in made.graph.node if n.op_type == "DequantizeLinear" for o in n.output)
@@ -126,7 +126,7 @@ def test_the_residual_reads_float(block: onnx.ModelProto, halves: SampleSplit) -
 def test_forms_of_the_runtimes(block: onnx.ModelProto, halves: SampleSplit) -> None:
     """uint8 with a zero point for onnxruntime, symmetric int8 for TensorRT, a scale for each output channel."""
     for runtime, kind in (("onnxruntime", onnx.TensorProto.UINT8), ("tensorrt", onnx.TensorProto.INT8)):
-        made, account = quantize_model(block, wish(runtime=runtime), halves, SPECS)
+        made, account = quantize_model(block, wish(runtime=runtime), halves)
         constants = {t.name: t for t in made.graph.initializer}
         pairs = [n for n in made.graph.node if n.op_type == "QuantizeLinear"]
         assert len(pairs) == 2
@@ -147,7 +147,7 @@ def test_the_layer_that_costs_most_stays_float(halves: SampleSplit) -> None:
     b1, w2 = WEIGHTS["b1"].copy(), WEIGHTS["w2"].copy()
     b1[7], w2[7] = -1000.0, 90.0
     proto = text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **{**WEIGHTS, "b1": b1, "w2": w2})
-    _, account = quantize_model(proto, wish(runtime="onnxruntime", metric="cosine>=0.9995"), halves, SPECS)
+    _, account = quantize_model(proto, wish(runtime="onnxruntime", metric="cosine>=0.9995"), halves)
     assert quantized_layers(account) == ["a"]
     assert next(layer for layer in account.layers if layer.tensor == "q").reason.startswith("its error costs more")
     (step,) = account.exclusions
@@ -155,21 +155,21 @@ def test_the_layer_that_costs_most_stays_float(halves: SampleSplit) -> None:
     assert step.before < 0.9995 <= step.after
     errors = {layer.tensor: layer.error or 0.0 for layer in account.layers}
     assert errors["q"] > 10 * errors["a"] > 0
-    _, smoothed = quantize_model(proto, wish(metric="cosine>=0.9995"), halves, SPECS)
+    _, smoothed = quantize_model(proto, wish(metric="cosine>=0.9995"), halves)
     assert quantized_layers(smoothed) == ["a", "q"]
 
 
 def test_a_share_of_few_samples_is_told_what_it_can_not_tell(block: onnx.ModelProto, halves: SampleSplit) -> None:
     """32 rows that all agree: of 0.95 of all there are, three in ten draws of 32 have none that disagrees."""
-    _, account = quantize_model(block, wish(metric="nearest>=0.6"), halves, SPECS)
+    _, account = quantize_model(block, wish(metric="nearest>=0.6"), halves)
     (judged,) = account.judged
     assert (judged.samples, judged.met) == (32, True)
     assert not any("may be" in note for note in account.notes)
-    _, account = quantize_model(block, wish(metric="nearest>=0.95"), halves, SPECS)
+    _, account = quantize_model(block, wish(metric="nearest>=0.95"), halves)
     (note,) = (note for note in account.notes if "may be" in note)
     assert "in 32 rows of the judging samples" in note
     assert "0.95 is asked for, which fewer than 52 can't tell" in note
-    _, account = quantize_model(block, wish(metric="cosine>=0.95"), halves, SPECS)
+    _, account = quantize_model(block, wish(metric="cosine>=0.95"), halves)
     assert account.judged[0].samples == 0
     assert not any("may be" in note for note in account.notes)
 
@@ -183,7 +183,7 @@ def test_wilsons_interval() -> None:
 
 
 def test_how_far_outputs_move_is_told_without_a_metric(block: onnx.ModelProto, halves: SampleSplit) -> None:
-    made, account = quantize_model(block, wish(), halves, SPECS)
+    made, account = quantize_model(block, wish(), halves)
     right = np.concatenate([OnnxFloat64Runner(block).infer(s)["y"] for s in halves.judging])
     value = np.concatenate([run_onnxruntime(made, s)[0] for s in halves.judging])
     (moved,) = account.moved
@@ -222,13 +222,13 @@ def test_masked_outputs_and_such_of_other_shapes_are_compared() -> None:
 
 def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: SampleSplit) -> None:
     with pytest.raises(InputError, match=r"with one layer quantized.*'q'|with one layer quantized.*'a'"):
-        quantize_model(block, wish(metric="snr>=80"), halves, SPECS)
+        quantize_model(block, wish(metric="snr>=80"), halves)
     with pytest.raises(InputError, match="the float32 model reaches"):
-        quantize_model(block, wish(metric="snr>=300"), halves, SPECS)
+        quantize_model(block, wish(metric="snr>=300"), halves)
 
 
 def test_dynamic_ranges_need_no_samples(block: onnx.ModelProto) -> None:
-    made, account = quantize_model(block, wish(runtime="onnxruntime", dynamic=True), None, SPECS)
+    made, account = quantize_model(block, wish(runtime="onnxruntime", dynamic=True), None)
     assert quantized_layers(account) == ["a", "q"]
     assert worst(block, made) >= 0.999
     assert {"DynamicQuantizeLinear", "MatMulInteger"} <= {n.op_type for n in made.graph.node}
@@ -250,7 +250,7 @@ def test_dynamic_ranges_serve_gemms(halves: SampleSplit, metric: str | None) -> 
     values, accounts = [], []
     for layers, w1 in zip(linears, (WEIGHTS["w1"].T, WEIGHTS["w1"]), strict=True):
         proto = text(f"{layers} y = Gemm<alpha = 0.5>(q, w3, b2)", *ON_ROWS, **weights | {"w1": w1})
-        made, account = quantize_model(proto, plan, halves if metric else None, SPECS)
+        made, account = quantize_model(proto, plan, halves if metric else None)
         assert [n.op_type for n in made.graph.node].count("MatMulInteger") == 3
         values.append(run_onnxruntime(made, {"x": X})[0])
         accounts.append(account)
@@ -266,9 +266,9 @@ def test_dynamic_ranges_serve_gemms(halves: SampleSplit, metric: str | None) -> 
 def test_onnxruntimes_calibrators(
     block: onnx.ModelProto, halves: SampleSplit, calibration: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made, account = quantize_model(block, wish(calibration=calibration), halves, SPECS)
+    made, account = quantize_model(block, wish(calibration=calibration), halves)
     assert capfd.readouterr().out == ""  # which belongs to the command line's own output
-    plain = quantize_model(block, wish(), halves, SPECS)[1]
+    plain = quantize_model(block, wish(), halves)[1]
     assert worst(block, made) >= 0.99
     for ours, widest in zip(account.layers, plain.layers, strict=True):
         assert ours.scale is not None
@@ -289,7 +289,7 @@ def test_convolutions_in_onnxruntime_are_integers_from_end_to_end() -> None:
     )
     x = rng.standard_normal((64, 3, 8, 8)).astype(np.float32)
     specs = [InputSpec("x", "float32", (Dim("b", 1, 4, 16), *map(Dim.from_size, (3, 8, 8))))]
-    made, account = quantize_model(proto, wish(runtime="onnxruntime"), split_samples([{"x": x}], specs), specs)
+    made, account = quantize_model(proto, wish(runtime="onnxruntime"), split_samples([{"x": x}], specs))
     assert quantized_layers(account) == ["c", "d"]
     assert worst(proto, made, x) >= 0.999
     kinds = {t.name: t.data_type for t in made.graph.initializer}
@@ -312,7 +312,7 @@ def test_convolutions_in_other_formats(to: str, layers: list[str]) -> None:
     )
     x = rng.standard_normal((16, 3, 8, 8)).astype(np.float32)
     specs = [InputSpec("x", "float32", (Dim("b", 1, 4, 16), *map(Dim.from_size, (3, 8, 8))))]
-    made, account = quantize_model(proto, wish(to, "tensorrt"), split_samples([{"x": x}], specs), specs)
+    made, account = quantize_model(proto, wish(to, "tensorrt"), split_samples([{"x": x}], specs))
     assert quantized_layers(account) == layers
     assert all(layer.reason for layer in account.layers if layer.status == "float")
     assert worst(proto, made, x) >= 0.9
@@ -321,7 +321,7 @@ def test_convolutions_in_other_formats(to: str, layers: list[str]) -> None:
 def test_few_rows_smooth_nothing(block: onnx.ModelProto) -> None:
     """Factors for each channel, taken of four rows, cut off what other rows hold: the file of one layer had a cosine of
     0.71."""
-    made, account = quantize_model(block, wish(), split_samples([{"x": X[:8]}], SPECS), SPECS)
+    made, account = quantize_model(block, wish(), split_samples([{"x": X[:8]}], SPECS))
     assert {m.kind for m in account.migrations} == {"gamma and beta"}
     assert worst(block, made) >= 0.99
 
@@ -334,7 +334,7 @@ def test_what_can_not_be_quantized_is_named(halves: SampleSplit) -> None:
         w=np.ones((WIDTH, 4), np.float16),
     )
     with pytest.raises(InputError, match="'e': its input is float16, not float32"):
-        quantize_model(proto, wish(), halves, SPECS)
+        quantize_model(proto, wish(), halves)
     proto = text(
         "t = Transpose<perm=[1, 0]>(w) y = MatMul(x, t)",
         f"float[b,{WIDTH}] x",
@@ -342,9 +342,9 @@ def test_what_can_not_be_quantized_is_named(halves: SampleSplit) -> None:
         w=np.ones((4, WIDTH)),
     )
     with pytest.raises(InputError, match="'y': its weight is made by Transpose of constants"):
-        quantize_model(proto, wish(), halves, SPECS)
+        quantize_model(proto, wish(), halves)
     with pytest.raises(InputError, match="it has no linear layer"):
-        quantize_model(text("y = Relu(x)"), wish(), halves, SPECS)
+        quantize_model(text("y = Relu(x)"), wish(), halves)
 
 
 FUNCTION = f"""<ir_version: 10, opset_import: ["": 21, "acme": 1]> g (float[b,{WIDTH}] x) => (float[b,4] y)
@@ -375,13 +375,13 @@ def test_layers_that_are_out_of_reach_are_not_called_none(
         proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.checker.check_model(proto, full_check=True)
     with pytest.raises(InputError, match=why):
-        quantize_model(proto, wish(), halves, SPECS)
+        quantize_model(proto, wish(), halves)
 
 
 def test_a_quantized_file_is_refused(block: onnx.ModelProto, halves: SampleSplit) -> None:
-    made, _ = quantize_model(block, wish(), halves, SPECS)
+    made, _ = quantize_model(block, wish(), halves)
     with pytest.raises(InputError, match=r"quantized already: it has (Quantize|Dequantize)Linear"):
-        quantize_model(made, wish(), halves, SPECS)
+        quantize_model(made, wish(), halves)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
     """Factors that the norm takes back are no altered weight; one element changed besides is."""
     spread = np.exp(np.random.default_rng(3).standard_normal(WIDTH))
     many = (np.random.default_rng(4).standard_normal((512, WIDTH)) * spread).astype(np.float32)
-    made, account = quantize_model(block, wish(), split_samples([{"x": many}], SPECS), SPECS)
+    made, account = quantize_model(block, wish(), split_samples([{"x": many}], SPECS))
     assert "smooth" in {m.kind for m in account.migrations}
     model = FileModel(inputs=tuple(SPECS), outputs=("y",), kind="onnx", proto=block, label="block")
     told = {w.name: w for w in audit_weights(model, made, "made")}

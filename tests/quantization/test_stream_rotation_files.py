@@ -27,9 +27,7 @@ SPECS = [InputSpec("ids", "int64", (Dim("b", 1, 8, 64), Dim("s", 1, 8, 64)))]
 
 def made(proto: onnx.ModelProto, to: str, rotate: bool) -> tuple[float, QuantizationReport]:
     """The error of the quantized file beside float64 of the file before, relative to its length; and the account."""
-    out, account = quantize_model(
-        proto, QuantizationRequest(to, rotate=rotate), split_samples([{"ids": IDS}], SPECS), SPECS
-    )
+    out, account = quantize_model(proto, QuantizationRequest(to, rotate=rotate), split_samples([{"ids": IDS}], SPECS))
     right = OnnxFloat64Runner(proto).infer({"ids": IDS})["y"]
     (value,) = run_onnxruntime(out, {"ids": IDS})
     return float(np.linalg.norm(value - right) / np.linalg.norm(right)), account

@@ -1,4 +1,4 @@
-"""The architectures, data in one line each where that is possible: which library has them, small sizes, inputs."""
+"""Architectures as data, one line each if possible: library, small sizes, inputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What a line of the catalogue is, and how a model is made from it: from its configuration alone, nothing is
-downloaded, random weights.
+"""Build a model from a line of the catalogue: from its configuration alone, without downloads, with random weights.
 
-Every parameter and running statistic that the library starts at one number (gamma at 1, beta at 0, a variance at 1)
-gets random values: a gamma that is lost, or a mean taken for another, shows then. The libraries are imported inside the
-builders, so that the catalogue can be read where they are missing.
+Every parameter and running statistic that the library initializes to one number (gamma to 1, beta to 0, a variance to
+1) gets random values. Then a lost gamma, or a mean taken for another, shows. The libraries are imported inside the
+builders, so that the catalogue can be read without them.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-SIZES = {"batch": "1:2:3", "sequence": "2:8:16"}  # min:opt:max of the dims that inputs may name
-_KEPT: list[torch.library.Library] = []  # what is declared lives as long as its library
+# min:opt:max of the dims that inputs may name.
+SIZES = {"batch": "1:2:3", "sequence": "2:8:16"}
+# A declaration lives as long as its library.
+_KEPT: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One model: how it is built, and what it is given.
+    """One model.
 
-    ``inputs`` are as normdeploy's ``--input``. ``left`` maps a part of a reason to how many findings are refused with
-    it: those that no standard node can hold, or that have no linear op to fold into. Everything else must be one node,
-    or gone.
+    Attributes:
+        inputs: as for normdeploy's ``--input``.
+        left: part of a reason -> number of findings refused with it: norms that no standard node can express, or
+            without a linear op to fold into. All others must become one node, or none.
     """
 
     name: str
@@ -38,14 +40,15 @@ class Architecture:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The ranges of the dims that the inputs name, as normdeploy's ``--dim``."""
+        """Return the ranges of the dims that the inputs name, as for normdeploy's ``--dim``."""
         shapes = "".join(part for spec in self.inputs for part in re.findall(r"\[.*?\]", spec))
         return tuple(f"{name}={sizes}" for name, sizes in SIZES.items() if name in shapes)
 
 
 def declare_torchvision() -> None:
-    """Its wheels are built for one torch; beside another (here the CPU's) the ops of its missing library have to be
-    declared first."""
+    """Declare ops of torchvision. Its wheels are built for one torch; with another (here the CPU's), the ops of its
+    missing library must be declared first.
+    """
     if not _KEPT:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
@@ -55,10 +58,15 @@ def declare_torchvision() -> None:
 
 
 def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """``module`` in eval mode; what is one number everywhere is drawn: zeros from N(0, 0.2²), another c from U(c/2,
-    3c/2)."""
+    """Put a module in eval mode, and draw values for tensors that are constant: zeros from N(0, 0.2²), another c from
+    U(c/2, 3c/2).
+
+    Returns:
+        the module.
+    """
     generator = torch.Generator().manual_seed(seed)
-    frozen = ("running_mean", "running_var", "weight", "bias")  # statistics, and the buffers of a frozen BatchNorm
+    # Statistics, and the buffers of a frozen BatchNorm.
+    frozen = ("running_mean", "running_var", "weight", "bias")
     buffers = [b for name, b in module.named_buffers() if name.rpartition(".")[2] in frozen]
     with torch.no_grad():
         for t in [*module.parameters(), *buffers]:
@@ -72,7 +80,11 @@ def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def made(architecture: Architecture) -> nn.Module:
-    """The model, the same one at each call."""
+    """Build the model, the same one at each call.
+
+    Returns:
+        the module in eval mode.
+    """
     declare_torchvision()
     torch.manual_seed(0)
     return randomised(architecture.build())
@@ -84,9 +96,18 @@ def made(architecture: Architecture) -> nn.Module:
 def transformers(
     name: str, model: str, inputs: tuple[str, ...], *, left: Mapping[str, int] | None = None, **settings: Any
 ) -> Architecture:
-    """A class of transformers, its config's class being the one that it names."""
+    """Describe a class of transformers; the class names its config's class.
+
+    Returns:
+        the architecture.
+    """
 
     def build() -> nn.Module:
+        """Build the model.
+
+        Returns:
+            the module.
+        """
         import transformers
 
         kind = getattr(transformers, model)
@@ -96,14 +117,15 @@ def transformers(
 
 
 class Method(nn.Module):
-    """A method of a model as a model, as a pipeline calls it: ``decode`` of an autoencoder."""
+    """Method of a model as a module, as a pipeline calls it: ``decode`` of an autoencoder."""
 
     def __init__(self, model: Any, method: str) -> None:
         super().__init__()
         self.model, self.method = model, method
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = getattr(self.model, self.method)(x, return_dict=False)[0]  # latents of a VAE come as a distribution
+        # Latents of a VAE are a distribution.
+        result = getattr(self.model, self.method)(x, return_dict=False)[0]
         return result if isinstance(result, torch.Tensor) else result.mode()
 
 
@@ -116,10 +138,21 @@ def diffusers(
     left: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Architecture:
-    """A class of diffusers with the arguments of its constructor; with ``method`` that method of it, whose input is
-    ``x``."""
+    """Describe a class of diffusers with its constructor's arguments.
+
+    Args:
+        method: name of a method to use instead of forward; its input is ``x``.
+
+    Returns:
+        the architecture.
+    """
 
     def build() -> nn.Module:
+        """Build the model.
+
+        Returns:
+            the module.
+        """
         import diffusers
 
         made = getattr(diffusers, model)(**settings)
@@ -137,9 +170,18 @@ def _named(path: str) -> Callable[..., nn.Module]:
 def timm(
     name: str, model: str, size: int = 64, *, left: Mapping[str, int] | None = None, **settings: Any
 ) -> Architecture:
-    """A model of timm by its name, or a class of timm.models ("convmixer.ConvMixer"), on images of one size."""
+    """Describe a model of timm by its name, or a class of timm.models ("convmixer.ConvMixer"), on images of one size.
+
+    Returns:
+        the architecture.
+    """
 
     def build() -> nn.Module:
+        """Build the model.
+
+        Returns:
+            the module.
+        """
         import timm
 
         if "." in model:
@@ -157,9 +199,18 @@ def torchvision(
     left: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Architecture:
-    """A function or class of torchvision.models with its arguments."""
+    """Describe a function or class of torchvision.models with its arguments.
+
+    Returns:
+        the architecture.
+    """
 
     def build() -> nn.Module:
+        """Build the model.
+
+        Returns:
+            the module.
+        """
         return _named(f"torchvision.models.{model}")(**settings)
 
     sizes = ",".join(str(size) for size in shape)

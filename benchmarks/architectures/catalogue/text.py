@@ -14,10 +14,11 @@ _ENCODER = {
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _PLACES = {"max_position_embeddings": 64}
 _DECODER = {**_ENCODER, "num_key_value_heads": 2, "head_dim": 8, "use_cache": False, **_PLACES}
-_PLAIN = {**_ENCODER, "use_cache": False, **_PLACES}  # a decoder whose heads are not grouped
+# A decoder without grouped heads.
+_PLAIN = {**_ENCODER, "use_cache": False, **_PLACES}
 _GPT = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "use_cache": False, **_SPECIAL}
 _T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "use_cache": False}
-# fused attention with a bias is what torch's exporter can't decompose for a dynamic batch ("Cannot view a tensor")
+# torch's exporter can't decompose fused attention with a bias for a dynamic batch ("Cannot view a tensor").
 _T5_EAGER = {**_T5, "decoder_start_token_id": 0, "attn_implementation": "eager"}
 _BART = {
     **{"vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},

@@ -1,7 +1,6 @@
-"""Where a writer puts its ONNX files: one archive for each exporter, with a line about each file (what
-``benchmarks.corpus.entry`` reads).
+"""Write ONNX files of an exporter into one archive, with a line about each file (read by ``benchmarks.corpus.entry``).
 
-Runs in the exporters' own environments: it imports onnx alone.
+Runs in the exporters' own environments, so it imports onnx alone.
 """
 
 from __future__ import annotations
@@ -16,14 +15,17 @@ import onnx
 LN, RMS, IN, GN = "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"
 BN, FOLDED = "BatchNormalization", "folded"
 
-Expect = tuple[str, ...]  # one entry for each norm; empty: a lookalike, to be refused
-Shape = tuple[int | None, ...]  # None: dynamic
+# One entry for each norm; empty for a lookalike, which must be refused.
+Expect = tuple[str, ...]
+# None is dynamic.
+Shape = tuple[int | None, ...]
 
-_SIZES = (3, 2)  # of dynamic dims; the file is tried at both
+# Sizes of dynamic dims; the file is tried at both.
+_SIZES = (3, 2)
 
 
 class Saver:
-    """Collects the files of one exporter, and writes them to ``folder/exporter.zip``."""
+    """Collect the files of one exporter, and write them to ``folder/exporter.zip``."""
 
     def __init__(self, folder: str, exporter: str) -> None:
         self.folder, self.exporter = Path(folder), exporter
@@ -31,10 +33,10 @@ class Saver:
         self.lines: list[dict[str, Any]] = []
 
     def add(self, name: str, proto: onnx.ModelProto, shape: Shape, expect: Expect, dtype: str = "float32") -> None:
-        """Take one file, whose only input is of ``shape``.
+        """Add one file, whose only input has the shape ``shape``.
 
         Raises:
-            onnx.checker.ValidationError: the exporter wrote no valid model.
+            onnx.checker.ValidationError: the exporter wrote an invalid model.
         """
         onnx.checker.check_model(proto, full_check=True)
         opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
@@ -56,7 +58,7 @@ class Saver:
         )
 
     def finish(self) -> None:
-        """Write the archive; the same files give the same bytes."""
+        """Write the archive; equal files give equal bytes."""
         self.files["manifest.json"] = json.dumps(self.lines, indent=1).encode()
         with zipfile.ZipFile(self.folder / f"{self.exporter}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in self.files.items():

@@ -1,7 +1,8 @@
-"""Norms of PaddlePaddle as paddle2onnx writes them, with and without its constant folding (Polygraphy's). Needs
-paddlepaddle, paddle2onnx, packaging and polygraphy, in an environment of their own:
+"""Write norms of PaddlePaddle with paddle2onnx, with and without its constant folding (Polygraphy's).
 
     python benchmarks/corpus/foreign/write_paddle.py FOLDER
+
+Needs paddlepaddle, paddle2onnx, packaging and polygraphy, in a separate environment.
 """
 
 from __future__ import annotations
@@ -36,11 +37,27 @@ class Affine(nn.Layer):
 
 
 def centred(x: Any, axes: Any = -1) -> Any:
+    """Subtract the mean.
+
+    Returns:
+        like x.
+    """
     return x - x.mean(axes, keepdim=True)
 
 
 def standardized(axes: Any, epsilon: float) -> Callable[[Any], Any]:
+    """Build a norm without affine.
+
+    Returns:
+        the function.
+    """
+
     def norm(x: Any) -> Any:
+        """Normalize x.
+
+        Returns:
+            like x.
+        """
         d = centred(x, axes)
         return d / paddle.sqrt((d * d).mean(axes, keepdim=True) + epsilon)
 
@@ -48,15 +65,30 @@ def standardized(axes: Any, epsilon: float) -> Callable[[Any], Any]:
 
 
 def grouped(x: Any) -> Any:
+    """Normalize in two groups.
+
+    Returns:
+        like x.
+    """
     y = x.reshape([-1, 2, 4, 6, 7])
     return standardized([2, 3, 4], 1e-5)(y).reshape([-1, 8, 6, 7])
 
 
 def rms(x: Any) -> Any:
+    """Apply an RMS norm.
+
+    Returns:
+        like x.
+    """
     return x * paddle.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
 def randomised(layer: Any) -> Any:
+    """Randomize all parameters, and switch to evaluation mode.
+
+    Returns:
+        the layer.
+    """
     state = layer.state_dict()
     layer.set_state_dict(
         {name: paddle.to_tensor(rng.uniform(0.5, 1.5, v.shape).astype(np.float32)) for name, v in state.items()}
@@ -66,6 +98,11 @@ def randomised(layer: Any) -> Any:
 
 
 def norms() -> list[tuple[str, Shape, Expect, Any]]:
+    """List the norms: name, shape, expectation and layer.
+
+    Returns:
+        rows.
+    """
     return [
         ("LayerNorm", LAST, (LN,), nn.LayerNorm(16)),
         ("GroupNorm", IMAGE, (GN,), nn.GroupNorm(2, 8)),
@@ -105,6 +142,11 @@ def norms() -> list[tuple[str, Shape, Expect, Any]]:
 
 
 def export(layer: Any, shape: Shape, opset: int, fold: bool, folder: Path) -> onnx.ModelProto:
+    """Export a layer.
+
+    Returns:
+        the model.
+    """
     spec = paddle.static.InputSpec([-1 if d is None else d for d in shape], "float32", "x")
     paddle.jit.save(layer, str(folder / "model"), input_spec=[spec])
     paddle2onnx.export(
@@ -118,6 +160,7 @@ def export(layer: Any, shape: Shape, opset: int, fold: bool, folder: Path) -> on
 
 
 def main(folder: str) -> None:
+    """Write the archive."""
     saver = Saver(folder, "paddle2onnx")
     for number, (name, shape, expect, layer) in enumerate(norms()):
         randomised(layer)

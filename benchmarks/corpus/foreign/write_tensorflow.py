@@ -1,7 +1,8 @@
-"""Norms of Keras and TensorFlow as tf2onnx writes them. Needs tensorflow-cpu and tf2onnx, in an environment of their
-own:
+"""Write norms of Keras and TensorFlow with tf2onnx.
 
-python benchmarks/corpus/foreign/write_tensorflow.py FOLDER
+    python benchmarks/corpus/foreign/write_tensorflow.py FOLDER
+
+Needs tensorflow-cpu and tf2onnx, in a separate environment.
 """
 
 from __future__ import annotations
@@ -28,22 +29,40 @@ channel, shift = (rng.uniform(0.5, 1.5, 8).astype(np.float32) for _ in range(2))
 
 
 def built(layer: Any, shape: Shape) -> Any:
-    """A Keras layer whose parameters and statistics are all random."""
+    """Build a Keras layer and randomize all its parameters and statistics.
+
+    Returns:
+        the layer.
+    """
     layer.build(shape)
     layer.set_weights([rng.uniform(0.5, 1.5, w.shape).astype(w.dtype) for w in layer.get_weights()])
     return layer
 
 
 def stacked(shape: Shape, *parts: Any) -> Any:
+    """Build a Keras model with random weights.
+
+    Returns:
+        the model.
+    """
     model = tf.keras.Sequential([tf.keras.Input(shape[1:]), *parts])
     model.set_weights([rng.uniform(0.5, 1.5, w.shape).astype(w.dtype) for w in model.get_weights()])
     return model
 
 
 def moments(axes: list[int], scale: Any, offset: Any, epsilon: float = 1e-3) -> Function:
-    """tf.nn.moments and tf.nn.batch_normalization: x·γr + (β − μγr)."""
+    """Build a norm with tf.nn.moments and tf.nn.batch_normalization: x·γr + (β − μγr).
+
+    Returns:
+        the function.
+    """
 
     def norm(x: Any) -> Any:
+        """Normalize x.
+
+        Returns:
+            like x.
+        """
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         return tf.nn.batch_normalization(x, mean, variance, offset, scale, epsilon)
 
@@ -51,13 +70,22 @@ def moments(axes: list[int], scale: Any, offset: Any, epsilon: float = 1e-3) -> 
 
 
 def by_hand(x: Any) -> Any:
-    """BERT's as TensorFlow code writes it."""
+    """Normalize as BERT's TensorFlow code does.
+
+    Returns:
+        like x.
+    """
     mean = tf.reduce_mean(x, -1, keepdims=True)
     variance = tf.reduce_mean(tf.math.squared_difference(x, tf.stop_gradient(mean)), -1, keepdims=True)
     return gamma * (x - mean) * tf.math.rsqrt(variance + 1e-12) + beta
 
 
 def with_std(x: Any) -> Any:
+    """Normalize with the standard deviation.
+
+    Returns:
+        like x.
+    """
     return (
         (x - tf.reduce_mean(x, -1, keepdims=True))
         / tf.sqrt(tf.math.reduce_std(x, -1, keepdims=True) ** 2 + 1e-6)
@@ -66,16 +94,30 @@ def with_std(x: Any) -> Any:
 
 
 def in_half(x: Any) -> Any:
-    """float16 around, float32 inside."""
+    """Normalize float16 data in float32.
+
+    Returns:
+        like x.
+    """
     y = tf.cast(x, tf.float32)
     return tf.cast(moments([-1], gamma, beta, 1e-6)(y), x.dtype)
 
 
 def t5(x: Any) -> Any:
+    """Normalize as T5 does.
+
+    Returns:
+        like x.
+    """
     return gamma * (x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-6))
 
 
 def norms() -> list[tuple[str, Shape, Expect, Function, str]]:
+    """List the norms: name, shape, expectation, function and type.
+
+    Returns:
+        rows.
+    """
     frozen = (rng.uniform(0.5, 1.5, 8).astype(np.float32), rng.uniform(0.5, 1.5, 8).astype(np.float32))
     conv = {"padding": "same", "use_bias": False}
     return [
@@ -184,6 +226,7 @@ def norms() -> list[tuple[str, Shape, Expect, Function, str]]:
 
 
 def main(folder: str) -> None:
+    """Write the archive."""
     saver = Saver(folder, "tf2onnx")
     for number, (name, shape, expect, function, dtype) in enumerate(norms()):
         for opset, sizes in ((11, shape), (13, (2, *shape[1:])), (17, shape), (18, shape)):

@@ -1,6 +1,6 @@
-"""Lemmas on ops outside of algebra: a file each, with its statement, its proof, and a test that breaks it.
+"""Admit ops outside algebra by lemmas: each file holds a statement, its proof, and the name of a test that breaks it.
 
-`TABLE` holds the ops that a lemma lets in. Where the premise of a lemma is not met, the op is refused by its name.
+`TABLE` holds the ops that a lemma admits. If the premise of a lemma does not hold, the op is refused by its name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The square of an absolute value is the square.
+"""Admit Abs: the square of an absolute value is the square.
 
-**Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t where t ≥ 0 (`clamp.is_nonnegative`).
+**Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t if t ≥ 0 (`clamp.is_nonnegative`).
 
-**Proof.** |x| is x or −x. So Abs is let in where only its square is read: a product with itself, an even power, a sum
-of squares. Anything else that reads it is refused. `tests/proof/test_lemmas.py` reads |x| as it is, and multiplies it
-by x.
+**Proof.** |x| is x or −x. So Abs is admitted if only its square is read: a product with itself, an even power, a sum of
+squares. Any other reader is refused. `tests/proof/test_lemmas.py` reads |x| directly, and multiplies it by x.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
-"""A softmax is one function of its row, whatever it is; an Attention node is the products around it.
+"""Admit Softmax as an opaque function of its row, and Attention as the products around it.
 
 **Lemma.** Let B = F(softmax(x_B)) and A = G(softmax(x_A)) with F and G of the language. If x_B = x_A, and F(p) = G(p)
 for every array p of their shape, then B = A, at every size.
 
-**Proof.** Specialisation, to p = softmax(x_B) = softmax(x_A). In the field an element of p is a random one for each
-pair of a row of x and an element of it, the same for the same pair along the same atoms; so it is a leaf to F and G,
-which holds no sums, along rows that are told apart. Arguments that are different functions are different residues but
-for the error probability that is counted anyway, and enough points are asked for that x_B = x_A holds at every size
-(`congruence` says the same of functions of one number).
+**Proof.** Specialization to p = softmax(x_B) = softmax(x_A). In the field, an element of p is random for each pair of a
+row of x and an element of that row. It is the same for the same pair along the same atoms. So p is a leaf to F and G;
+it holds no sums, and its rows are distinct. Arguments that are different functions have different residues, up to the
+error probability that is counted anyway. Enough points are required that x_B = x_A holds at every size (`congruence`
+does the same for functions of one number).
 
-**Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k
-and v for so many consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN:
-so it is in the floats, and who writes the node has to know that the mask has no such row. A scale that a rewrite
-computed is its exact self in the field, and stored as that, rounded once. `tests/rewriting/test_attention_fusion.py`
-has other
-scales, axes, masks and heads.
+**Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html); each head of k and
+v serves several consecutive heads of q. For a row whose mask is −Inf throughout, Attention gives zeros, and Softmax
+gives NaN. The floats follow that, so the code that writes the node must know that the mask has no such row. A scale
+that a rewrite computed is exact in the field, and is stored rounded once. `tests/rewriting/test_attention_fusion.py`
+tries other scales, axes, masks and heads.
 """
 
 from __future__ import annotations
@@ -34,7 +33,11 @@ from ..value import Array, Value
 
 
 class RoundedFloat(float):
-    """A float32 attribute that was computed, and what it is the rounding of."""
+    """Computed float32 attribute, with its exact value.
+
+    Attributes:
+        exact: the value before rounding.
+    """
 
     exact: Fraction
 
@@ -48,8 +51,14 @@ class RoundedFloat(float):
 
 
 def softmax(m: ProofInterpreter, x: Value, axis: int) -> Value:
-    """Softmax along an axis: as a function of the row and the element that is not looked into, and in floats as it
-    is."""
+    """Apply Softmax along an axis: an opaque function of row and element in the field, and the real one in floats.
+
+    Args:
+        axis: number of the axis, non-negative.
+
+    Returns:
+        the result, in the shape of ``x``.
+    """
     slots = tuple(x.array_axes(axis))
     made = None
     if m.gf is not None and x.a is not None:
@@ -65,7 +74,7 @@ def softmax(m: ProofInterpreter, x: Value, axis: int) -> Value:
 
 
 def _residues_of_rows(m: ProofInterpreter, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
-    """A residue for each element of ``a``, whose ``last`` axes are a row."""
+    """Return a residue for each element of ``a``; its ``last`` axes form a row."""
     assert m.gf is not None
     table = m.draws.opaque
     p = m.gf.p
@@ -117,10 +126,10 @@ def _attention(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, ou
 
 
 def _exact_scale(scale: float) -> Fraction:
-    """The exact scale.
+    """Return the exact scale.
 
     Raises:
-        NotProved: it is not stored as that, rounded once.
+        NotProved: the stored scale is not the exact one, rounded once.
     """
     if not isinstance(scale, RoundedFloat):
         return Fraction(scale)
@@ -141,7 +150,7 @@ def _swap_last_axes(m: ProofInterpreter, x: Value) -> Value:
 
 
 def _grouped_matmul(m: ProofInterpreter, x: Value, y: Value) -> Value:
-    """MatMul, its groups and the heads of each as one axis."""
+    """Multiply as MatMul; merge the groups and the heads of each into one axis."""
     made: Value = OPS["MatMul"](m, [x, y], {}, 23, 1)
     if len(made.axes) == 5:
         made = made.with_axes((made.axes[0], made.axes[1] + made.axes[2], *made.axes[3:]))
@@ -149,7 +158,7 @@ def _grouped_matmul(m: ProofInterpreter, x: Value, y: Value) -> Value:
 
 
 def _zero_hidden_rows(m: ProofInterpreter, p: Value, mask: Value) -> Array:
-    """The floats of ``p`` with zeros in rows that the mask hides whole."""
+    """Return the floats of ``p``, with zeros in rows that the mask hides entirely."""
     axis = len(mask.axes) - 1
     slots = tuple(mask.array_axes(axis))
     hidden = (mask.f == -np.inf).all(axis=slots, keepdims=True).astype(np.float64)

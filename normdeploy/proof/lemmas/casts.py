@@ -1,8 +1,8 @@
-"""A Cast between floating types does nothing to the function, as the rounding of its type is judged apart.
+"""Admit Cast: a Cast between floating types does not change the function, because its rounding is judged separately.
 
-**Statement.** A region is the function that its ops say, without the rounding of their types; a Cast to a floating type
-is the identity there. Recognition lets no Cast to a narrower type than the input's stand in the middle of a norm. A
-Cast of a size to a floating type is the size as a number. A Cast of elements to whole numbers or to bool is refused.
+**Statement.** A region is the function that its ops define, without the rounding of their types. There, a Cast to a
+floating type is the identity. Recognition allows no Cast to a type narrower than the input's inside a norm. A Cast of a
+size to a floating type is the size as a number. A Cast of elements to integers or bool is refused.
 `tests/proof/test_lemmas.py` casts to bool.
 """
 
@@ -30,7 +30,18 @@ def _cast(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs
 
 
 def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
-    """``x`` as a floating number or as a whole one of the type ``whole``."""
+    """Cast ``x`` to a floating type or to the integer type ``whole``.
+
+    Args:
+        floating: the target is a floating type.
+        whole: integer type of the target; None for floating types and bool.
+
+    Returns:
+        the value, or an array for integers.
+
+    Raises:
+        NotProved: elements are cast to integers or bool, or a size may not fit.
+    """
     if isinstance(x, Value | Magnitude | Logarithm):
         if floating:
             return x
@@ -53,8 +64,10 @@ def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any]
 
 
 def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
-    """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to
-    size."""
+    """Require that the type holds a size.
+
+    An open size is assumed to fit a signed type of 32 bits or more; a narrower type may truncate it.
+    """
     limits = np.iinfo(whole)
     if n.constant_value is not None:
         fits = limits.min <= n.constant_value <= limits.max

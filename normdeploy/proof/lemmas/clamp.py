@@ -1,15 +1,16 @@
-"""A clamp from below by zero or less does nothing to a sum of squares; a root that is clamped above zero stays that.
+"""Admit clamps of sums of squares and of roots.
+
+A clamp from below by zero or less does not change a sum of squares, and a root clamped above zero is positive.
 
 **Lemma.** Let t(x) ≥ 0 for every real input x and c ≤ 0. Then max(t, c) = t.
 
-**Premise.** t ≥ 0 is known by structure (squares, their sums and products, non-negative constants), or because t = r·V
-or t = r·(V + ε) holds in the field with r > 0, where V is the sum of squares of a norm that stands after the rewrite
-(E[x²] − E[x]² is one). An upper limit is
-refused: a variance has none.
+**Premise.** Either t ≥ 0 is known by structure (squares, their sums and products, non-negative constants). Or t = r·V
+or t = r·(V + ε) holds in the field with r > 0. Here V is the sum of squares of a norm after the rewrite (E[x²] − E[x]²
+is one). An upper limit is refused: a variance has none.
 
-**Lemma.** Clip(t, c) of one number c > 0 is a function of t that is positive everywhere. So of a root t it may stand
-inside a region where it stands in the same place after the rewrite (`congruence`: the same c, the same t), and what
-divides by it divides by no zero. `tests/proof/test_lemmas.py` clamps at 1e-12, from above, and clamps what may be
+**Lemma.** Clip(t, c) with one number c > 0 is a function of t that is positive everywhere. So for a root t it may be
+inside a region if it is in the same place after the rewrite (`congruence`: the same c, the same t). A division by it
+never divides by zero. `tests/proof/test_lemmas.py` clamps at 1e-12, clamps from above, and clamps a value that may be
 negative.
 """
 
@@ -28,7 +29,11 @@ from .congruence import apply_unknown
 
 
 def is_nonnegative(m: ProofInterpreter, t: Value) -> bool:
-    """Whether t ≥ 0 at every real input."""
+    """Return True if t ≥ 0 at every real input.
+
+    Returns:
+        False if that is not shown.
+    """
     if t.sign >= NOT_NEGATIVE:
         return True
     for radicand in m.radicands:
@@ -44,7 +49,14 @@ def is_nonnegative(m: ProofInterpreter, t: Value) -> bool:
 
 
 def clamp_below(m: ProofInterpreter, op: str, t: Value, low: Value) -> Value:
-    """max(t, low) where that is t."""
+    """Evaluate max(t, low) if it equals t, or a Clip of a root t from a positive number.
+
+    Returns:
+        the result.
+
+    Raises:
+        NotProved: neither is shown.
+    """
     if (
         op == "Clip"
         and t.roots is not None
@@ -82,7 +94,7 @@ def _max(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs:
 
 
 def _larger_number(a: Value, b: Value) -> Value | None:
-    """Of two numbers made of sizes the one that is the larger at every size."""
+    """Return the one of two numbers made of sizes that is larger at every size; None if neither is."""
     if a.size is None or b.size is None or a.data or b.data or any(a.axes) or any(b.axes):
         return None
     more = a.size - b.size

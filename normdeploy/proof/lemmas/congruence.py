@@ -1,12 +1,12 @@
-"""Equal arguments have equal results.
+"""Admit opaque functions: equal arguments have equal results.
 
-**Lemma.** If B and A are the same function of x and of unknown functions σ, whatever these are, they are the same for
-the σ at hand.
+**Lemma.** If B and A are the same function of x and of unknown functions σ, for all σ, they are the same for the actual
+σ.
 
-**Proof.** Specialisation. In the field σ takes a random value for each argument, the same for the same argument; two
-arguments that are different functions are different residues but for the error probability that is counted anyway. So a
-Sigmoid may stand inside a region where it stands in the same place after the rewrite. `tests/proof/test_lemmas.py` has
-another function, and another argument, after it.
+**Proof.** Specialization. In the field, σ takes a random value for each argument, the same for the same argument. Two
+arguments that are different functions have different residues, up to the error probability that is counted anyway. So a
+Sigmoid may be inside a region if it is in the same place after the rewrite. `tests/proof/test_lemmas.py` has another
+function, and another argument, after the rewrite.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from ..value import Value
 
 
 def apply_unknown(m: ProofInterpreter, name: str, x: Value, real: Any) -> Value:
-    """σ(x) of a function of one number that is not looked into."""
+    """Apply an opaque function σ of one number to each element.
+
+    Args:
+        name: identifies σ.
+        real: computes σ in floats.
+
+    Returns:
+        σ(x), in the shape of ``x``.
+    """
     made = None
     if m.gf is not None and x.a is not None:
-        # σ hides how high the degree of its argument is from what is compared in the end
+        # σ hides the degree of its argument from the final comparison.
         m.plan.require_degree(scale_counts(x.degree.larger_counts(), 2))
         table = m.draws.opaque
         p = m.gf.p
@@ -51,22 +59,32 @@ def _unary_op(name: str) -> Op:
 
 
 def _swish(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    """x·sigmoid(alpha·x)."""
+    """Compute x·sigmoid(alpha·x)."""
     x = lift_input(m, inputs[0])
     return m.mul(x, _unary_op("Sigmoid")(m, [m.mul(m.number(float(attrs.get("alpha", 1.0))), x)], {}, opset, outputs))
 
 
 def quantize_value(m: ProofInterpreter, y: Value, scale: Value, kind: str) -> Value:
-    """QuantizeLinear to the type ``kind`` with zero point 0: a function of y / scale that is not looked into, for
-    rounding is no algebra. The floats beside the field go on with the quotient: where the two sides of a proof differ
-    by a rounding, one more of them may not turn a tie into another number."""
+    """Apply QuantizeLinear to the type ``kind`` with zero point 0, as an opaque function of y / scale.
+
+    Rounding is not algebraic. The floats keep the quotient: if the two sides of a proof differ by a rounding, another
+    rounding must not turn a tie into a different number.
+
+    Returns:
+        the quantized value.
+    """
     return apply_unknown(m, f"QuantizeLinear {kind}", m.div(y, scale), lambda quotient: quotient)
 
 
 def quantize_rows(m: ProofInterpreter, y: Value, kind: str, least: float, largest: float) -> tuple[Value, Value]:
-    """What is quantized by a scale of its row, the last axis, and that scale: functions of the row. Rows whose elements
-    are equal one by one are equal: so a function of each element stands for what is made of all, for the scale too,
-    which has one place where this has a row. The floats go on with y."""
+    """Quantize y with one scale per row, the last axis. Both results are opaque functions of the row.
+
+    Rows with equal elements are equal. So a function of each element represents a function of the whole row, including
+    the scale, which has one place per row. The floats keep y.
+
+    Returns:
+        the quantized value and its scale.
+    """
     told = f"{kind} {least!r} {largest!r}"
     made = [apply_unknown(m, f"{what} {told}", y, lambda f: f) for what in ("quantized by row to", "a row's scale for")]
     return made[0], made[1]

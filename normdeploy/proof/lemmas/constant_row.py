@@ -1,9 +1,9 @@
-"""What is centered is zero on a constant row: Flax's guard says what holds anyway.
+"""Admit Where: a centered value is zero on a constant row, so Flax's guard changes nothing.
 
 **Lemma.** Let c(x) imply min x = max x over some axes, and d = r·(x − mean x) over these axes. Then Where(c, 0, d) = d
 at every real x.
 
-**Proof.** Where c is false, d is taken. Where it is true, the row is constant, x − mean x is zero, and so is d. Further
+**Proof.** If c is false, d is taken. If it is true, the row is constant, x − mean x is zero, and so is d. Further
 conditions joined by And do no harm. `tests/proof/test_lemmas.py` has another number than 0, other axes, Or for And, and
 another condition.
 """
@@ -26,17 +26,27 @@ Row = tuple[Value, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Extremum:
-    """The least or the largest element of each row of ``x`` over ``axes``."""
+    """Smallest or largest element of each row of ``x`` over ``axes``.
+
+    Attributes:
+        of: "min" or "max".
+        row: (x, axes).
+        value: the elements, in floats only.
+    """
 
     of: str
     row: Row
-    # in floats alone
     value: Value
 
 
 @dataclass(frozen=True, eq=False)
 class RowCondition:
-    """A condition: where it holds, each of ``rows`` is constant. Its floats are zeros and ones."""
+    """Condition that implies that each of ``rows`` is constant.
+
+    Attributes:
+        value: zeros and ones, in floats only.
+        rows: (x, axes) of the constant rows.
+    """
 
     value: Value
     rows: tuple[Row, ...]
@@ -86,7 +96,7 @@ def _equal(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
         and a.row[0] is b.row[0]
         and a.row[1] == b.row[1]
     ):
-        # else it lies over other rows than those it speaks of
+        # Without keepdims, it may broadcast over other rows than its own.
         kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))
         if kept:
             rows = (a.row,)
@@ -105,7 +115,7 @@ def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
     chosen = inputs[1]
     d = lift_input(m, inputs[2])
     zero = lift_input(m, chosen)
-    # fixed by the file
+    # The file fixes the condition.
     if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:
         taken, other = (zero, d) if condition.all() else (d, zero)
         return broadcast_to_sizes(
@@ -122,7 +132,7 @@ def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
 
 
 def _is_centered(m: ProofInterpreter, d: Value, x: Value, axes: tuple[int, ...]) -> bool:
-    """Whether d = r·(x − mean x), axis by axis."""
+    """Return True if d = r·(x − mean x), axis by axis."""
     c = m.sub(x, m.mean(x, axes))
     return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.constant_ratio(d, c) is not None
 

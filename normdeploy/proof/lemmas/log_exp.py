@@ -1,11 +1,10 @@
-"""exp(q·log t) is t^q.
+"""Admit Exp of a multiple of Log: exp(q·log t) is t^q.
 
-**Lemma.** For t > 0 and rational q, exp(q·log t) = t^q. For t = 0 both are 0 where q > 0 and +Inf where q < 0.
+**Lemma.** For t > 0 and rational q, exp(q·log t) = t^q. For t = 0 both are 0 if q > 0 and +Inf if q < 0.
 
-**Premise.** t ≥ 0 (`clamp.is_nonnegative`: for a negative t the logarithm is NaN and a power may not be), q a
-multiple of
-½, and between the two ops nothing but products with numbers. `tests/proof/test_lemmas.py` takes the exponential of
-data, and adds to the logarithm.
+**Premise.** t ≥ 0 (`clamp.is_nonnegative`: for a negative t the logarithm is NaN and a power may not be), q is a
+multiple of ½, and only products with numbers lie between the two ops. `tests/proof/test_lemmas.py` takes the
+exponential of data, and adds to the logarithm.
 """
 
 from __future__ import annotations

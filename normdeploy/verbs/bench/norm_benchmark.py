@@ -263,9 +263,7 @@ def _race_case(
                 path = _write_form(case, form, runtime, Path(folder))
                 runner = stack.enter_context(open_runner(path, threads=0 if runtime == "TensorRT" else options.threads))
                 entry = _judge_entry(entry, case, runner)
-                if entry.reason:
-                    running += []
-                else:
+                if not entry.reason:
                     running += [runner]
             except NormdeployError as error:
                 entry = replace(entry, reason=str(error))

@@ -14,8 +14,8 @@ from ...findings.records import Finding
 from ...graphs.proto_queries import module_path
 from ...norms.function_bodies import calls_by_function, functions_to_rename
 from ...option_values import ACCURATE, TENSORRT, USUAL
-from ...runtimes.kernel_support import query_parser
-from ...runtimes.trt_runner import TITLES
+from ...runtimes.kernel_support import query_tensorrt
+from ...runtimes.trt_runner import TITLES, describe_missing_runtime
 from ...storage.onnx_domains import is_standard
 from ...storage.onnx_files import fill_shared_weights, iter_tensors
 from ...storage.proto_traversal import iter_bodies, nodes_with_opsets
@@ -353,13 +353,14 @@ def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Probl
     """
     if sum(map(tensor_nbytes, iter_tensors(proto))) > _MOST:
         return
-    asked = query_parser(fill_shared_weights(proto), runtime)
-    if not isinstance(asked, str):
-        for answer in asked.answers:
-            if answer.verdict == "missing":
-                # The text after these marks names places in NVIDIA's sources.
-                reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
-                yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
+    if describe_missing_runtime(runtime, gpu=runtime == "tensorrt") is not None:
+        return
+    asked = query_tensorrt([fill_shared_weights(proto)], runtime)
+    for answer in asked.answers:
+        if answer.verdict == "missing":
+            # The text after these marks names places in NVIDIA's sources.
+            reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
+            yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
 
 
 def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:

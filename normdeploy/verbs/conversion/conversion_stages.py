@@ -131,11 +131,9 @@ class Conversion:
         log_norms(self.summary, self.notes)
         if self.output is None:
             proto = fill_shared_weights(self.proto)
-        else:
-            proto = None
-        if self.output is None:
             path = None
         else:
+            proto = None
             path = Path(self.output)
         return ExportResult(
             proto,
@@ -257,9 +255,7 @@ def apply_quantization(conversion: Conversion) -> None:
         conversion.split = split_samples(
             conversion.options.calibrate, recorded_or_declared_inputs(plain, conversion.inputs)
         )
-    made, conversion.quantization = quantize_model(
-        plain, conversion.wish, conversion.split, conversion.inputs, conversion.stages.progress
-    )
+    made, conversion.quantization = quantize_model(plain, conversion.wish, conversion.split, conversion.stages.progress)
     if conversion.wish.runtime not in TENSORRT:
         try:
             with serialize_for_session(made) as file:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...findings.records import Summary
 from ...log import log_norms
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.model_source import open_onnx_source
 from ..inspect.inspect_options import InspectCall
 from .norm_census import take_census
-
-if TYPE_CHECKING:
-    pass
 
 
 @take_fields_as_arguments(InspectCall)

@@ -459,8 +459,6 @@ class CaseBudget:
                 run = self._run_draw(source, seed)[output]
                 if run.shape == value.shape:
                     right |= run == value
-                else:
-                    right |= False
             if right.all() or not self.may_draw():
                 break
         return right

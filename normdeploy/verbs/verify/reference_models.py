@@ -136,7 +136,7 @@ def model_label(model: Original) -> str:
         the file's label or "the model".
     """
     if isinstance(model, FileModel):
-        return f"{model.label}"
+        return model.label
     return "the model"
 
 

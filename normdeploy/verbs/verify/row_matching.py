@@ -199,7 +199,6 @@ class RowMatcher:
                 longest = 0
             if longest >= ROW:
                 length += longest
-            if longest >= ROW:
                 at += longest
             else:
                 at += 1

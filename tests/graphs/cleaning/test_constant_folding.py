@@ -21,7 +21,7 @@ def fold(op: str, *arrays: Any, **attributes: Any) -> np.ndarray | None:
     return None if made is None else made[0]
 
 
-# Each value is what IEEE 754 arithmetic in float32 gives in the op's own order; float64 gives the number in the comment.
+# Each comment gives float32's result in the op's own order; then float64's.
 @pytest.mark.parametrize(
     ("op", "arrays", "attributes"),
     [
