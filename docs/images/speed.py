@@ -1,10 +1,10 @@
-"""Draw ``speed.svg``: time of torch's export over the time of normdeploy's file, from the JSON of ``benchmarks/results``.
+"""Draw ``speed.svg``, a chart of speed-ups, from the JSON of ``benchmarks/results``.
 
     PYTHONPATH=. python docs/images/speed.py
 
-Each bar is a ratio of times in onnxruntime on a CPU; the line at 1 is the file that it is compared with. `claims` lists
-the same figures as the README states them; `tests/test_docs.py` compares both with today's JSON. The colors follow the
-reader's light or dark mode.
+Each bar is the time of torch's export over the time of normdeploy's file, in onnxruntime on a CPU. Bars of int8 compare
+with normdeploy's float32 file. `claims` lists the same figures as the README states them. `tests/test_docs.py` compares
+both with today's JSON. The colors follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
