@@ -220,7 +220,6 @@ def test_picture_of_the_speed_and_the_readme_are_of_the_measured_figures() -> No
     assert [claim for claim in made["claims"]() if claim not in readme] == []
 
 
-@pytest.mark.slow
 def test_picture_of_the_terminal_shows_what_the_commands_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
