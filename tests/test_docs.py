@@ -202,9 +202,42 @@ def test_every_page_is_in_the_index() -> None:
         assert path.name == "README.md" or f"]({path.name})" in index, f"docs/README.md does not list {path.name}"
 
 
-def test_readme_lists_every_verb() -> None:
-    rows = re.findall(r"^\| \[?`([\w-]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_index_lists_every_verb() -> None:
+    rows = re.findall(r"^\| \[?`([\w-]+)`", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
     assert set(getattr(typer.main.get_command(app), "commands", {})) <= set(rows)
+
+
+def test_readme_is_short() -> None:
+    prose = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(prose.split()) <= 900
+
+
+def test_picture_of_the_speed_and_the_readme_are_of_the_measured_figures() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "speed.py"))
+    current = (ROOT / "docs" / "images" / "speed.svg").read_text() == made["picture"]()
+    assert current, "a JSON of benchmarks/results has changed: run docs/images/speed.py"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert [claim for claim in made["claims"]() if claim not in readme] == []
+
+
+def test_picture_of_the_terminal_shows_what_the_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for module in ("trt_runner", "ort_runner"):  # the picture was recorded on a machine without one
+        monkeypatch.setattr(
+            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
+        )
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "terminal.py"))
+    made["prepare"]()
+    printed = ""
+    for command in made["COMMANDS"]:
+        output = _printed(f'{command}; echo "exit code $?"', monkeypatch, capsys)
+        assert output.endswith("exit code 1\n")
+        printed += f"$ {command}\n" + output.removesuffix("exit code 1\n")
+    shown = made["read_text"](made["PICTURE"].read_text())
+    assert _words(printed) == _words(shown), f"run docs/images/terminal.py, or mend the code\n{printed}"
 
 
 def test_picture_of_the_norm_is_of_today() -> None:

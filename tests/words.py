@@ -110,7 +110,7 @@ def _check_phrases(text: str, name: str, line: int) -> Iterator[Complaint]:
 
 
 def _without_blocks(docstring: str) -> str:
-    """Blank the paragraphs of a docstring that are formulas or tables: those that begin with an indented line or ===."""
+    """Blank formulas and tables: the paragraphs of a docstring that begin with an indented line or ===."""
     first, *rest = docstring.split("\n")
     margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
     lines = [first, *(line[margin:] for line in rest)]
