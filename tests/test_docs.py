@@ -23,12 +23,12 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import forms
 from normdeploy.cli.app import app, main
 
-HOW_TO = ROOT / "docs" / "how-to"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *HOW_TO.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
 SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
+HOW_TO = ROOT / "docs" / "how-to"
 
 
 def pages(*names: str) -> list[Any]:
