@@ -26,7 +26,7 @@ from normdeploy.cli.app import app, main
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
-SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
+SLOW = ("bench", "bisect", "fleet", "parity-tests-in-pytest", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
 HOW_TO = ROOT / "docs" / "how-to"
 
