@@ -3,9 +3,11 @@ reference is current."""
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,11 +23,12 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import forms
 from normdeploy.cli.app import app, main
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
-SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
+SLOW = ("bench", "bisect", "fleet", "parity-tests-in-pytest", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
+HOW_TO = ROOT / "docs" / "how-to"
 
 
 def pages(*names: str) -> list[Any]:
@@ -147,10 +150,24 @@ def test_pages_run(
 
 
 def _printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What bash would show of a command of normdeploy or a Python file."""
+    """Return the text that bash would show for a command of normdeploy or a Python file.
+
+    ``python -m`` runs in a process of its own: pytest inside pytest would share its settings and captured output.
+    """
     line, _, after = command.partition("; ")
     assert after in ("", 'echo "exit code $?"')
     program, *arguments = shlex.split(line)
+    if program == "python" and arguments[0] == "-m":
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert after or done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}"
+        return done.stdout + (f"exit code {done.returncode}\n" if after else "")
     monkeypatch.setattr("sys.argv", [program, *arguments] if program == "normdeploy" else arguments)
     capsys.readouterr()
     code: object = 0
@@ -200,6 +217,12 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     for path in (ROOT / "docs").glob("*.md"):
         assert path.name == "README.md" or f"]({path.name})" in index, f"docs/README.md does not list {path.name}"
+    assert "](how-to/README.md)" in index
+    index = (HOW_TO / "README.md").read_text()
+    for path in HOW_TO.glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, (
+            f"{HOW_TO.name}/README.md does not list {path.name}"
+        )
 
 
 def test_index_lists_every_verb() -> None:
