@@ -21,7 +21,7 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import forms
 from normdeploy.cli.app import app, main
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
 SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
