@@ -14,7 +14,7 @@ from ..findings.finding_groups import (
     describe_reason,
     group_findings,
 )
-from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
+from ..findings.records import STATUS_WORDS, Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
 # of one table
 _ROWS = 120

@@ -404,7 +404,7 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
     assert "takes the root of none" in said("m = ReduceMean(x, ax) y = Sub(x, m)", "y")
     assert "no reduction lies before it" in said("y = Sqrt(x)", "y")
     assert "no norm begins and ends" in said(f"{BIASED} r = Sqrt(v) y = Concat<axis = 1>(r, r)", "r")
-    assert "the nearest norm is LayerNorm 'n' (refused)" in said(CLAMPED, "y")
+    assert "the nearest norm is LayerNorm 'n' (skipped)" in said(CLAMPED, "y")
     assert "an input or a constant" in said(CLAMPED, "x")
 
 
