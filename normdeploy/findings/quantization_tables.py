@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .console_tables import make_table
+from .console_tables import Column, make_table
 from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 from .records import QuantizedLayer
 
@@ -72,7 +72,8 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
 
 
 def _metric_table(judged: Sequence[MetricReport]) -> Table:
-    told = make_table("output", "metric", "quantized", "float32", "wanted", "")
+    numbers = (Column(title, whole=True) for title in ("quantized", "float32", "wanted", "verdict"))
+    told = make_table("output", "metric", *numbers)
     for j in judged:
         if j.met:
             verdict = Text("met", style="green")
@@ -83,7 +84,7 @@ def _metric_table(judged: Sequence[MetricReport]) -> Table:
 
 
 def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
-    told = make_table("left in float", "metric", "before", "after")
+    told = make_table("left in float", "metric", Column("before", whole=True), Column("after", whole=True))
     for e in exclusions:
         told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
     return told

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..findings.finding_groups import (
-    STATUS_WORDS,
     FindingGroup,
     describe_outcome,
     describe_proof,
