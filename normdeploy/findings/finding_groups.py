@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from .records import STATUS_WORDS
+
 if TYPE_CHECKING:
     from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
-# The word that every verb shows for a status.
-STATUS_WORDS = {"fused": "fused", "folded": "folded", "kept": "kept", "refused": "skipped", "undone": "skipped"}
 # ends the proof of a norm that was not run itself
 LIKE = " of its like"
 # Most numbers that a name lists one by one.

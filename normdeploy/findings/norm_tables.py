@@ -11,7 +11,6 @@ from rich.text import Text
 from .census_tables import show_census, show_explanations
 from .console_tables import make_table, print_notes
 from .finding_groups import (
-    STATUS_WORDS,
     group_findings,
     kind_text,
     location_text,
@@ -19,6 +18,7 @@ from .finding_groups import (
     summarize_proof,
 )
 from .quantization_tables import show_layers
+from .records import STATUS_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
+# The word that every verb shows for a status.
+STATUS_WORDS: dict[Status, str] = {
+    "fused": "fused",
+    "folded": "folded",
+    "kept": "kept",
+    "refused": "skipped",
+    "undone": "skipped",
+}
 Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..findings.finding_groups import (
-    STATUS_WORDS,
     FindingGroup,
     describe_outcome,
     describe_proof,
     describe_reason,
     group_findings,
 )
-from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
+from ..findings.records import STATUS_WORDS, Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
 # Most rows of one table.
 _ROWS = 120

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError
-from ..findings.finding_groups import STATUS_WORDS
+from ..findings.records import STATUS_WORDS
 from . import diagram_svg
 from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows, parse_finding
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from normdeploy.findings.finding_groups import STATUS_WORDS
 from normdeploy.findings.norm_tables import show_norms
-from normdeploy.findings.records import Certificate, Finding, Summary
+from normdeploy.findings.records import STATUS_WORDS, Certificate, Finding, Summary
 
 EXACT = Certificate(True, 0.0, 0.0, 48, "", 2e-6, 1e-6, 4e-6, method="exact", bits=134)
 SPELLING = "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"

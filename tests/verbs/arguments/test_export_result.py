@@ -235,7 +235,7 @@ def test_completion_shows_the_verbs_before_one_is_used() -> None:
 def test_repr_of_real_results_is_one_line_that_begins_with_the_verdict(result: ExportResult, net: Net) -> None:
     parity = normdeploy.verify(result, seeds=1)
     with normdeploy.open_runner(result) as runner:
-        assert repr(runner).startswith("<OrtRunner: " if "Ort" in type(runner).__name__ else "<")
+        assert repr(runner).startswith(f"<{type(runner).__name__}: onnxruntime")
         told = [repr(runner)]
     told += [
         repr(made)

@@ -404,7 +404,7 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
     assert "have no root after them" in said("m = ReduceMean(x, ax) y = Sub(x, m)", "y")
     assert "has no reduction before it" in said("y = Sqrt(x)", "y")
     assert "no norm was recognized around the root" in said(f"{BIASED} r = Sqrt(v) y = Concat<axis = 1>(r, r)", "r")
-    assert "the nearest norm is LayerNorm 'n' (refused)" in said(CLAMPED, "y")
+    assert "the nearest norm is LayerNorm 'n' (skipped)" in said(CLAMPED, "y")
     assert "an input or a constant" in said(CLAMPED, "x")
 
 
