@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...findings.console_tables import Column, WordTable, make_table
+from ...reports.race_summary import describe_fastest
 
 if TYPE_CHECKING:
     from .model_benchmark import Race, RaceEntry
