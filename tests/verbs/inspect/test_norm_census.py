@@ -410,7 +410,7 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
 
 def test_unknown_names_are_refused_with_their_neighbours() -> None:
     proto = model(NORMED + " variance_of_x = Relu(n) y = Relu(variance_of_x)")
-    with pytest.raises(InputError, match="near it: variance_of_x"):
+    with pytest.raises(InputError, match="similar names: variance_of_x"):
         take_census(proto, explain="varience_of_x")
     with pytest.raises(InputError, match="norms were found at n"):
         take_census(proto, explain="qqqqqqqqqqq")
