@@ -118,7 +118,7 @@ def row_scale(scale_ptr, row, rows, bits, LEAST: tl.constexpr, TO: tl.constexpr)
     """
     largest = bits.to(tl.float32, bitcast=True)
     largest = tl.where(largest < LEAST, LEAST, largest)
-    limit: tl.constexpr = 127.0 if TO == tl.int8 else 448.0  # noqa: SIM300 (a type is no constant)
+    limit: tl.constexpr = 127.0 if TO == tl.int8 else 448.0  # noqa: SIM300 (a type is not a constant)
     scale = tl.div_rn(largest, tl.full([1], limit, tl.float32))
     # Rows without elements get a scale too.
     tl.store(scale_ptr + row, scale, mask=row < rows)

@@ -46,7 +46,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
             found.update(
                 own, readers if len(readers) <= MOST else (), mirror if len(mirror) <= MOST and not own else ()
             )
-        elif path.parent.name == "docs":
+        elif path.parts[0] == "docs":
             found.add(Path("tests/test_docs.py"))
     return sorted(found)
 

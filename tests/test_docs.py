@@ -3,9 +3,11 @@ reference is current."""
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,11 +23,12 @@ from docs.refresh import ROOT, blocks, run_python
 from normdeploy import forms
 from normdeploy.cli.app import app, main
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
 """Languages of blocks that are run."""
-SLOW = ("bench", "bisect", "fleet", "unet-block", "verify")
+SLOW = ("bench", "bisect", "fleet", "parity-tests-in-pytest", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
+HOW_TO = ROOT / "docs" / "how-to"
 
 
 def pages(*names: str) -> list[Any]:
@@ -147,10 +150,24 @@ def test_pages_run(
 
 
 def _printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What bash would show of a command of normdeploy or a Python file."""
+    """Return the text that bash would show for a command of normdeploy or a Python file.
+
+    ``python -m`` runs in a process of its own: pytest inside pytest would share its settings and captured output.
+    """
     line, _, after = command.partition("; ")
     assert after in ("", 'echo "exit code $?"')
     program, *arguments = shlex.split(line)
+    if program == "python" and arguments[0] == "-m":
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert after or done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}"
+        return done.stdout + (f"exit code {done.returncode}\n" if after else "")
     monkeypatch.setattr("sys.argv", [program, *arguments] if program == "normdeploy" else arguments)
     capsys.readouterr()
     code: object = 0
@@ -200,11 +217,50 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     for path in (ROOT / "docs").glob("*.md"):
         assert path.name == "README.md" or f"]({path.name})" in index, f"docs/README.md does not list {path.name}"
+    assert "](how-to/README.md)" in index
+    index = (HOW_TO / "README.md").read_text()
+    for path in HOW_TO.glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, (
+            f"{HOW_TO.name}/README.md does not list {path.name}"
+        )
 
 
-def test_readme_lists_every_verb() -> None:
-    rows = re.findall(r"^\| \[?`([\w-]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_index_lists_every_verb() -> None:
+    rows = re.findall(r"^\| \[?`([\w-]+)`", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
     assert set(getattr(typer.main.get_command(app), "commands", {})) <= set(rows)
+
+
+def test_readme_is_short() -> None:
+    prose = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(prose.split()) <= 900
+
+
+def test_picture_of_the_speed_and_the_readme_are_of_the_measured_figures() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "speed.py"))
+    current = (ROOT / "docs" / "images" / "speed.svg").read_text() == made["picture"]()
+    assert current, "a JSON of benchmarks/results has changed: run docs/images/speed.py"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert [claim for claim in made["claims"]() if claim not in readme] == []
+
+
+def test_picture_of_the_terminal_shows_what_the_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for module in ("trt_runner", "ort_runner"):  # the picture was recorded on a machine without one
+        monkeypatch.setattr(
+            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
+        )
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "terminal.py"))
+    made["prepare"]()
+    printed = ""
+    for command in made["COMMANDS"]:
+        output = _printed(f'{command}; echo "exit code $?"', monkeypatch, capsys)
+        assert output.endswith("exit code 1\n")
+        printed += f"$ {command}\n" + output.removesuffix("exit code 1\n")
+    shown = made["read_text"](made["PICTURE"].read_text())
+    assert _words(printed) == _words(shown), f"run docs/images/terminal.py, or mend the code\n{printed}"
 
 
 def test_picture_of_the_norm_is_of_today() -> None:

@@ -65,7 +65,7 @@ def check_python(file: Path, name: str) -> Iterator[Complaint]:
         first = words[0].strip("`*:,.").lower() if words else ""
         if first in _OPENINGS:
             yield Complaint(name, constant.lineno, words[0], "open with a verb, or a class with a noun")
-        yield from check_prose(constant.value, name, constant.lineno)
+        yield from check_prose(_without_blocks(constant.value), name, constant.lineno)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from _check_phrases(token.string, name, token.start[0])
@@ -107,6 +107,20 @@ def _check_phrases(text: str, name: str, line: int) -> Iterator[Complaint]:
     for pattern, repair in _REPAIRED.items():
         if found := pattern.search(plain):
             yield Complaint(name, line, found[0], repair)
+
+
+def _without_blocks(docstring: str) -> str:
+    """Blank formulas and tables: the paragraphs of a docstring that begin with an indented line or ===."""
+    first, *rest = docstring.split("\n")
+    margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
+    lines = [first, *(line[margin:] for line in rest)]
+    kept = []
+    inside = False
+    for number, line in enumerate(lines):
+        if number == 0 or not lines[number - 1].strip():
+            inside = line.startswith(("    ", "==="))
+        kept.append("" if inside else line)
+    return "\n".join(kept)
 
 
 def _without_code(text: str) -> str:

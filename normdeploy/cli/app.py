@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from inspect import cleandoc
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -21,8 +22,14 @@ from .supervised import supervise_in_child
 from .verbose import add_common_options
 
 
-class _BareFlagHelp:
-    """Show flags in the help without a value; typer would write <bool> behind them."""
+class _PlainHelp:
+    """Help whose sentences flow and whose flags take no value.
+
+    typer keeps the line breaks of a docstring, and writes <bool> behind a flag.
+    """
+
+    def __init__(self, *args: Any, help: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, help=_unwrap_lines(help), **kwargs)  # type: ignore[call-arg]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's parameters, with an empty metavar for each flag."""
@@ -33,15 +40,22 @@ class _BareFlagHelp:
         return params
 
 
-class _VerbGroup(_BareFlagHelp, TyperGroup):
+def _unwrap_lines(text: str | None) -> str | None:
+    """Join the lines of each paragraph."""
+    if text is None:
+        return None
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
+
+
+class _VerbGroup(_PlainHelp, TyperGroup):
     pass
 
 
-class _VerbCommand(_BareFlagHelp, TyperCommand):
+class _VerbCommand(_PlainHelp, TyperCommand):
     pass
 
 
-class _BuildCommand(_BareFlagHelp, build.RepeatedValuesCommand):
+class _BuildCommand(_PlainHelp, build.RepeatedValuesCommand):
     pass
 
 

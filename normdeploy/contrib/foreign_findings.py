@@ -84,6 +84,7 @@ def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, stan
             became=finding_of_norm.became or "standard primitives",
             notes=(*own.notes, *finding_of_norm.notes),
             certificate=combine_certificates(own.certificate, finding_of_norm.certificate),
+            nodes_left=finding_of_norm.count_nodes_after(),
         )
     dropped: set[int] = set()
     for left in read.left:

@@ -7,29 +7,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from .console_tables import Column, fit_words, make_grid
 from .finding_groups import (
-    COLOURS,
     FindingGroup,
-    describe_outcome,
-    describe_proof,
-    describe_reason,
     group_findings,
     location_text,
+    result_text,
+    summarize_proof,
 )
 
 if TYPE_CHECKING:
     from .records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 
-_WOULD = {
-    "fused": "would fuse it",
-    "folded": "would fold it",
-    "kept": "keeps it",
-    "refused": "leaves it",
-    "undone": "leaves it",
-}
 _FORMS = {"now": "now", "optimized": "then"}
 # Most ops or layer types that are listed one by one.
 _SHOWN = 6
@@ -71,9 +62,7 @@ def _print_path(console: Console, explanation: Explanation, several: bool) -> No
         console.print(
             Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False)
         )
-    table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold", max_width=max(12, console.width // 3))
-    table.add_column(overflow="fold")
+    table = make_grid(Column(""), Column(""))
     for step in explanation.way:
         mark = Text(f"  ← {step.mark}" if step.mark else "", style="yellow")
         table.add_row(Text(step.tensor, style="dim"), Text(step.text).append(mark))
@@ -81,10 +70,9 @@ def _print_path(console: Console, explanation: Explanation, several: bool) -> No
 
 
 def _print_group(console: Console, group: FindingGroup, rows: Iterable[tuple[str, Text]]) -> None:
-    console.print(location_text(group).append(f"  {group.first_finding.kind}", style="bold"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    title = location_text(group).append(f"  {group.first_finding.kind}", style="bold")
+    console.print(fit_words(title, console.width))
+    table = make_grid(Column("", whole=True, style="dim"), Column(""))
     for label, value in rows:
         table.add_row(label, value)
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
@@ -99,13 +87,11 @@ def _iter_group_rows(group: FindingGroup, runtimes: bool = True) -> Iterable[tup
     for half in first.half:
         if words := _describe_half_constants(half, first, several=len(group.findings) > 1):
             yield f"in {half.dtype}", Text(words, style="yellow")
-    what = Text(_WOULD[first.status], style=COLOURS[first.status])
-    what.append("".join(f": {s}" for s in (describe_outcome(group), describe_reason(group)) if s), style="default")
-    yield "optimize", what
+    yield "optimize", Text("would be ").append_text(result_text(group))
     for note in first.notes:
         yield "", Text(note, style="yellow")
-    if proved := describe_proof(group):
-        yield "proof", Text("; ".join(proved))
+    if proved := summarize_proof(group):
+        yield "proof", Text(", ".join(proved))
     if runtimes:
         for runtime in dict.fromkeys(s.runtime for s in first.runtimes):
             name, _, version = runtime.partition(" ")

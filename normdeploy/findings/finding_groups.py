@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from .records import STATUS_WORDS
+
 if TYPE_CHECKING:
     from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
-# Suffix of the proof of a norm that was not run itself.
+# ends the proof of a norm that was not run itself
 LIKE = " of its like"
 # Most numbers that a name lists one by one.
 _LISTED = 6
@@ -88,6 +90,26 @@ def describe_outcome(group: FindingGroup) -> str:
     return text.removeprefix(f"{first.status} ")
 
 
+def result_text(group: FindingGroup) -> Text:
+    """Describe in words what became of a group's norms.
+
+    Returns:
+        the status, the outcome and the reason, for example "fused into LayerNormalization(axis=-1)".
+    """
+    first = group.first_finding
+    text = Text(STATUS_WORDS[first.status], style=COLOURS[first.status])
+    outcome = describe_outcome(group)
+    if outcome:
+        if first.became.startswith(f"{first.status} "):
+            joint = " "
+        else:
+            joint = " into " if first.status == "fused" else ": "
+        text.append(f"{joint}{outcome}", style="default")
+    if reason := describe_reason(group):
+        text.append(f"{'; ' if outcome else ': '}{reason}", style="dim" if outcome else "default")
+    return text
+
+
 def without_numbers(text: str) -> str:
     """Replace numbers inside quoted names by *, so that 'layers.3.conv' and 'layers.4.conv' become equal.
 
@@ -157,15 +179,22 @@ def location_text(group: FindingGroup) -> Text:
     return Text(group.name).append(count + place, style="dim")
 
 
-def kind_text(group: FindingGroup) -> Text:
-    """Format a group's kind and spelling.
+def kind_text(group: FindingGroup, *, brief: bool = False) -> Text:
+    """Describe the kind of a group's norms and the nodes that spell one.
+
+    Args:
+        brief: count several nodes instead of listing them, and omit the standard node of the kind.
 
     Returns:
-        text for the second column.
+        for example "LayerNorm in 9 nodes", "BatchNorm" or "LayerNorm SkipLayerNormalization (com.microsoft)".
     """
-    return Text(group.first_finding.kind, style="bold").append(
-        f" {group.first_finding.spelling}" if group.first_finding.spelling else "", style="not bold dim"
-    )
+    first = group.first_finding
+    spelling = first.spelling
+    if brief and (count := first.count_nodes_before()) > 1:
+        spelling = f"in {count} nodes"
+    elif brief and spelling == f"{first.kind}alization":
+        spelling = ""
+    return Text(first.kind, style="bold").append(f" {spelling}" if spelling else "", style="not bold dim")
 
 
 def describe_reason(group: FindingGroup) -> str:
@@ -186,6 +215,32 @@ def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -
     return f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {cases} inputs"
 
 
+def summarize_proof(group: FindingGroup) -> list[str]:
+    """Describe in plain words how a group's rewrites were proved; points and probabilities are in the reports.
+
+    Returns:
+        for example ["exact", "checked in onnxruntime"].
+    """
+    lines = {
+        "onnxruntime run": "checked in onnxruntime",
+        f"onnxruntime run{LIKE}": "one like it checked in onnxruntime",
+    }
+    proofs = [f.certificate for f in group.findings if f.certificate is not None]
+    if proofs:
+        worst = _worst_certificate(proofs)
+        exact = all(c.method == "exact" for c in proofs)
+        lines["identity"] = "exact" if exact else f"float64, error {worst.error:.1g}"
+        for c in proofs:
+            if c.is_rounding_ok is False:
+                inaccurate = f"onnxruntime: error {c.rounding_after:.1g} > {c.rounding_bound:.1g}"
+                lines["onnxruntime run"] = lines[f"onnxruntime run{LIKE}"] = inaccurate
+    return [lines.get(place, place) for place in group.first_finding.proved]
+
+
+def _worst_certificate(proofs: list[Certificate]) -> Certificate:
+    return max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+
+
 def describe_proof(group: FindingGroup) -> list[str]:
     """Describe the evidence of a group, with the worst errors of its certificates.
 
@@ -195,7 +250,7 @@ def describe_proof(group: FindingGroup) -> list[str]:
     proofs = [f.certificate for f in group.findings if f.certificate is not None]
     if not proofs:
         return list(group.first_finding.proved)
-    worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+    worst = _worst_certificate(proofs)
     lines = {
         "identity": _describe_identity(
             worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs)

@@ -1,4 +1,4 @@
-"""Print the norms of a graph: each outcome, the reasons for unchanged norms, and the totals."""
+"""Print the norms of a graph: the result of each, the reasons of those skipped, and the totals."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from rich.text import Text
 from .census_tables import show_census, show_explanations
 from .console_tables import make_table, print_notes
 from .finding_groups import (
-    COLOURS,
-    FindingGroup,
-    describe_outcome,
-    describe_proof,
-    describe_reason,
     group_findings,
     kind_text,
     location_text,
+    result_text,
+    summarize_proof,
 )
 from .quantization_tables import show_layers
+from .records import STATUS_WORDS
 
 if TYPE_CHECKING:
-    from .records import Summary
+    from collections.abc import Sequence
 
-_ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
-# Other single nodes that rewrites produce, besides norms.
+    from .records import Finding, Summary
+
+SKIPPED = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
+# Ops that are named where a file has more nodes than before.
+_NAMED = 3
+# Why a file has more of these.
+_WHY_MORE = {
+    "Cast": " (between half precision and float32)",
+    "QuantizeLinear": " (quantization)",
+    "DequantizeLinear": " (quantization)",
+    "Reshape": " (copies nothing)",
+}
 _OTHERS = {
     "attention": ("Attention",),
     "activation": ("Gelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softsign"),
@@ -41,74 +49,73 @@ def show_summary(console: Console, summary: Summary) -> None:
     show_census(console, summary)
     if summary.layers:
         show_layers(console, summary.layers)
-    _show_totals(console, summary, when="now")
+    console.print(Text(f"with optimize: {describe_totals(summary)}"))
     print_notes(console, summary.notes)
 
 
 def show_norms(console: Console, summary: Summary) -> None:
-    """Print the rewritten norms, the unchanged ones with their reasons, and the totals."""
-    _show_done_norms(console, summary)
-    _show_totals(console, summary, when="before")
+    """Print the rewritten norms, those skipped with the reasons, and the totals."""
+    _show_norm_table(console, [f for f in summary.findings if f.status not in SKIPPED])
+    _show_norm_table(console, [f for f in summary.findings if f.status in SKIPPED])
+    console.print(Text(describe_totals(summary)))
 
 
-def _show_totals(console: Console, summary: Summary, when: str) -> None:
-    counts = Counter("reduced" if f.remains else f.status for f in summary.findings)
-    text = (
-        ", ".join(f"{counts[status]} {_describe_status(summary, status)}" for status in _ORDER if counts[status])
-        or "no normalization found"
-    )
-    nodes = f"{summary.nodes_before} nodes {when}, {summary.nodes_after} after"
-    others = "".join(
-        f"; {n} {word}{'s' * (n > 1)} as one node each"
-        for word, ops in _OTHERS.items()
-        if (n := _count_added_nodes(summary, ops))
-    )
-    console.print(f"{text}; {nodes}{others}; opset {summary.opset}")
+def describe_totals(summary: Summary) -> str:
+    """Count norms by status, and nodes before and after.
+
+    Returns:
+        one line, for example "1 fused; norm nodes 10 → 1, all nodes 18 → 2; opset 21".
+    """
+    parts = [_count_norms(summary)]
+    if summary.findings:
+        before, after = summary.norm_nodes
+        parts.append(f"norm nodes {before} → {after}, {_count_nodes(summary)}")
+    else:
+        parts.append(_count_nodes(summary))
+    for word, ops in _OTHERS.items():
+        if count := sum(max(0, added) for added in (_count_added(summary, op) for op in ops)):
+            parts.append(f"{count} {word}{'s' * (count > 1)} as one node each")
+    return "; ".join([*parts, f"opset {summary.opset}"])
 
 
-def _count_added_nodes(summary: Summary, ops: tuple[str, ...]) -> int:
-    """Count the nodes of these ops that the rewrites added."""
-    return sum(max(0, summary.ops_after.get(op, 0) - summary.ops_before.get(op, 0)) for op in ops)
+def _count_norms(summary: Summary) -> str:
+    counts = Counter(STATUS_WORDS[f.status] for f in summary.findings)
+    left = Counter(" and ".join(f.remains.split()) for f in summary.findings if f.remains)
+    remains = f" (left: {', '.join(f'{count} × {ops}' for ops, count in left.items())})" if left else ""
+    words = [
+        f"{counts[word]} {word}{remains if word == STATUS_WORDS['folded'] else ''}"
+        for word in dict.fromkeys(STATUS_WORDS.values())
+        if counts[word]
+    ]
+    return ", ".join(words) or "no normalization found"
 
 
-def _describe_status(summary: Summary, status: str) -> str:
-    """Return the word for a status. For norms that were not folded completely, add the ops that remain."""
-    if status != "reduced":
-        return status
-    left = Counter(f.remains for f in summary.findings if f.remains)
-    return (
-        "reduced to one scale and shift (left: "
-        + ", ".join(f"{n} × {' and '.join(ops.split())}" for ops, n in left.items())
-        + ")"
-    )
+def _count_nodes(summary: Summary) -> str:
+    """Describe the change of all nodes; if there are more, name the ops that were added and why."""
+    text = f"all nodes {summary.nodes_before} → {summary.nodes_after}"
+    if summary.nodes_after <= summary.nodes_before:
+        return text
+    ops = sorted(summary.ops_after, key=lambda op: -_count_added(summary, op))
+    added = [f"{n} more {op}{_WHY_MORE.get(op, '')}" for op in ops[:_NAMED] if (n := _count_added(summary, op)) > 0]
+    return f"{text}: {', '.join(added)}" if added else text
 
 
-def _show_done_norms(console: Console, summary: Summary) -> None:
-    done = [f for f in summary.findings if f.status in ("fused", "folded", "kept")]
-    left = [f for f in summary.findings if f.status in ("refused", "undone")]
-    if done:
-        table = make_table("module", "found", "what became of it", "proof")
-        for group in group_findings(done):
-            table.add_row(*_outcome_row(group))
-        console.print(table)
-    if left:
-        table = make_table("module", "found", "left as it is, because")
-        for group in group_findings(left):
-            table.add_row(
-                location_text(group),
-                kind_text(group),
-                Text(describe_reason(group), style=COLOURS[group.first_finding.status]),
-            )
-        console.print(table)
+def _count_added(summary: Summary, op: str) -> int:
+    return summary.ops_after.get(op, 0) - summary.ops_before.get(op, 0)
 
 
-def _outcome_row(group: FindingGroup) -> tuple[Text, Text, Text, Text]:
-    first = group.first_finding
-    what = Text("reduced:" if first.remains else first.status, style=COLOURS[first.status]).append(
-        f" {text}" if (text := describe_outcome(group)) else "", style="default"
-    )
-    if first.reason:
-        what.append(f"; {describe_reason(group)}", style="dim")
-    for note in first.notes:
-        what.append(f"\n{note}", style="yellow")
-    return location_text(group), kind_text(group), what, Text("\n".join(describe_proof(group)))
+def _show_norm_table(console: Console, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    groups = group_findings(findings)
+    proofs = [", ".join(summarize_proof(group)) for group in groups]
+    columns = ("module", "norm", "result", "proof") if any(proofs) else ("module", "norm", "result")
+    table = make_table(*columns)
+    for group, proof in zip(groups, proofs, strict=True):
+        status = group.first_finding.status
+        result = result_text(group)
+        for note in group.first_finding.notes:
+            result.append(f"\n{note}", style="yellow")
+        cells = (location_text(group), kind_text(group, brief=status not in SKIPPED), result, Text(proof))
+        table.add_row(*cells[: len(columns)])
+    console.print(table)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .rendering import ShortRepr
 
-@dataclass(frozen=True)
-class Float32Region:
-    """One reason to keep a node in float32, and the nodes kept with it.
+
+@dataclass(frozen=True, repr=False)
+class Float32Region(ShortRepr):
+    """One reason to keep a node, and what is kept with it, in float32.
 
     Attributes:
         kind: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
@@ -25,9 +27,13 @@ class Float32Region:
     value: float | None = None
     nodes: tuple[str, ...] = ()
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.kind}, {self.op} {self.module or self.tensor!r}, {len(self.nodes)} nodes: {self.reason}"
 
-@dataclass(frozen=True)
-class PrecisionReport:
+
+@dataclass(frozen=True, repr=False)
+class PrecisionReport(ShortRepr):
     """Result of a conversion to half precision.
 
     Attributes:
@@ -54,3 +60,7 @@ class PrecisionReport:
     inputs: dict[str, str]
     outputs: dict[str, str]
     notes: tuple[str, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.to}: {self.kept} of {self.nodes} floating nodes in float32, {self.casts} Casts"

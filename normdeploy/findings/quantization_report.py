@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .records import Certificate
+from .rendering import ShortRepr
 
 
-@dataclass(frozen=True)
-class Migration:
+@dataclass(frozen=True, repr=False)
+class Migration(ShortRepr):
     """Factor or shift that moved from a norm into the linear layers after it, before any rounding.
 
     Attributes:
@@ -30,24 +31,14 @@ class Migration:
     alpha: float | None = None
     certificate: Certificate | None = None
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.status}, {self.kind} of {self.norm!r}{f': {self.reason}' if self.reason else ''}"
 
-@dataclass(frozen=True)
-class LayerReport:
-    """Linear layer or convolution with a constant weight.
 
-    Attributes:
-        tensor: result of the layer, which names it.
-        op: Conv, ConvTranspose, Gemm or MatMul.
-        input: tensor that is quantized before the layer.
-        reason: why the layer stays float.
-        weight: "int8 for each of 384 channels", "int4 in blocks of 32".
-        rounding: of the weight: "GPTQ" (by the error of the layer's products on samples) or "nearest".
-        activation: "int8", "uint8", "float8e4m3fn"; "" if only the weight is quantized.
-        low: lower end of the input's calibrated range.
-        high: upper end of that range.
-        migrated: kinds of the migrations into the layer.
-        error: ‖output with only this layer quantized − output‖ / ‖output‖ of the model, on the samples.
-    """
+@dataclass(frozen=True, repr=False)
+class LayerReport(ShortRepr):
+    """One linear layer or convolution with a constant weight."""
 
     tensor: str
     op: str
@@ -64,6 +55,11 @@ class LayerReport:
     zero_point: int | None = None
     migrated: tuple[str, ...] = ()
     error: float | None = None
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        kinds = "; ".join(filter(None, (self.weight, self.activation, self.reason)))
+        return f"{self.status}, {self.op} {self.module or self.tensor!r}{f': {kinds}' if kinds else ''}"
 
 
 @dataclass(frozen=True)
@@ -117,20 +113,10 @@ class LayerExclusion:
     after: float
 
 
-@dataclass(frozen=True)
-class QuantizationReport:
-    """Result of a quantization.
-
-    Attributes:
-        to: "int8", "fp8" or "int4".
-        runtime: the form of Q and DQ nodes is chosen for it.
-        calibration: "minmax", "entropy", "percentile", "dynamic" or "none".
-        calibrated: number of samples used for calibration.
-        judging: number of other samples, used for the metrics.
-        bytes: of the weights, before and after.
-        notes: remarks, for example on GPUs that the file builds for.
-        moved: drift of each output; empty without samples.
-    """
+@dataclass(frozen=True, repr=False)
+class QuantizationReport(ShortRepr):
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
+    "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
 
     to: str
     runtime: str
@@ -144,3 +130,10 @@ class QuantizationReport:
     bytes: tuple[int, int] = (0, 0)
     notes: tuple[str, ...] = ()
     moved: tuple[OutputDrift, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        count = sum(layer.status == "quantized" for layer in self.layers)
+        missed = sum(not metric.met for metric in self.judged)
+        verdict = f"{missed} of {len(self.judged)} metrics NOT met; " if missed else ""
+        return f"{verdict}{self.to} for {self.runtime}: {count} of {len(self.layers)} linear layers"

@@ -1,4 +1,5 @@
-"""Print the outcome of each linear layer of a quantized model, and the layers of a file that is already quantized."""
+"""What became of each linear layer where a model was quantized, and what a quantized file says of itself, for the
+terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from .console_tables import make_table
+from .console_tables import Column, WordTable, make_table
 from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 from .records import QuantizedLayer
 
@@ -18,11 +18,7 @@ _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "fl
 
 
 def quantization_summary(account: QuantizationReport) -> RenderableType:
-    """Build the tables of a quantization: layers, metrics next to float32, exclusions, refused migrations and totals.
-
-    Returns:
-        a rich group.
-    """
+    """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
     parts: list[RenderableType]
     if account.layers:
         parts = [_layer_table(account.layers)]
@@ -36,16 +32,14 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
 
 
 def show_quantization(console: Console, account: QuantizationReport) -> None:
-    """Print `quantization_summary` and the notes."""
+    """`table`, and the notes."""
     console.print(quantization_summary(account))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _layer_table(layers: Sequence[LayerReport]) -> Table:
-    """Build a table with similar layers on one line. The error, range and scale of each layer are in the report and on
-    the page.
-    """
+def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
+    """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
@@ -67,7 +61,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> Table:
 
 
 def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]]:
-    """Group layers that differ only in names and numbers, in the order of the first."""
+    """Layers that differ in their names and numbers alone, in the order of the first."""
     lots: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in layers:
         weight = layer.weight.split(" for each")[0]
@@ -76,8 +70,9 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
     return list(lots.values())
 
 
-def _metric_table(judged: Sequence[MetricReport]) -> Table:
-    told = make_table("output", "metric", "quantized", "float32", "wanted", "")
+def _metric_table(judged: Sequence[MetricReport]) -> WordTable:
+    numbers = (Column(title, whole=True) for title in ("quantized", "float32", "wanted", "verdict"))
+    told = make_table("output", "metric", *numbers)
     for j in judged:
         if j.met:
             verdict = Text("met", style="green")
@@ -87,8 +82,8 @@ def _metric_table(judged: Sequence[MetricReport]) -> Table:
     return told
 
 
-def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
-    told = make_table("left in float", "metric", "before", "after")
+def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> WordTable:
+    told = make_table("left in float", "metric", Column("before", whole=True), Column("after", whole=True))
     for e in exclusions:
         told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
     return told
@@ -121,7 +116,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
         if migration.status == "made":
             made.setdefault(migration.kind, set()).add(migration.norm)
         else:
-            # Migrations refused for the same reason share a line, whatever the names of the nodes.
+            # those of one reason in one line, whatever the nodes are called
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
         if len(alike) > 1:
@@ -135,7 +130,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
-    """Print the census of a quantized file: one line for each linear layer or convolution, then the totals."""
+    """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
     told = make_table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(

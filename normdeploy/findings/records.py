@@ -8,18 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from .rendering import Renderable, make_printable
+from .rendering import Renderable, ShortRepr, make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
+# The word that every verb shows for a status.
+STATUS_WORDS: dict[Status, str] = {
+    "fused": "fused",
+    "folded": "folded",
+    "kept": "kept",
+    "refused": "skipped",
+    "undone": "skipped",
+}
 Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """Proof of one rewrite (docs/certificates.md).
+@dataclass(frozen=True, repr=False)
+class Certificate(ShortRepr):
+    """Evidence for one rewrite (docs/certificates.md).
 
     ``identity`` decides. Method "exact": the subgraph before and the nodes after compute the same function for every
     input and size. This is shown at ``cases`` points of a finite field, and is wrong with a probability of at most
@@ -57,6 +65,18 @@ class Certificate:
     gains: bool = False
     why: str = ""
     culprit: str = ""
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        verdict = "proved" if self.identity else "NOT proved"
+        if self.method == "exact":
+            how = f"exact, {self.cases} points, error 2^-{self.bits}"
+        else:
+            how = f"float64, error {self.error:.1g} of {self.bound:.1g} allowed, {self.cases} inputs"
+        checked = {True: "; checked in onnxruntime", False: "; inaccurate in onnxruntime", None: ""}[
+            self.is_rounding_ok
+        ]
+        return f"{verdict}, {how}{checked}{f'; {self.note}' if self.note else ''}"
 
     @property
     def is_rounding_ok(self) -> bool | None:
@@ -182,9 +202,9 @@ class RuntimeSupport:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One normalization of the model and its outcome.
+@dataclass(frozen=True, repr=False)
+class Finding(ShortRepr):
+    """One normalization of the model and what became of it.
 
     Attributes:
         kind: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
@@ -242,7 +262,31 @@ class Finding:
     half: tuple[HalfConstants, ...] = ()
     tensors: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    # number of nodes that took the place of those in ``spelling``, without shape arithmetic; None if these stay
+    nodes_left: int | None = None
+    # filled by ``inspect``
     runtimes: tuple[RuntimeSupport, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        result = "; ".join(filter(None, (self.became, self.reason)))
+        return f"{self.status}, {self.kind} {self.module or self.tensor!r}{f': {result}' if result else ''}"
+
+    def count_nodes_before(self) -> int:
+        """Count the nodes that spell the norm in the file that was read.
+
+        Returns:
+            number of ops in ``spelling``, without domains in parentheses.
+        """
+        return sum(not word.startswith("(") for word in self.spelling.split())
+
+    def count_nodes_after(self) -> int:
+        """Count the nodes of the norm in the file that was written.
+
+        Returns:
+            ``nodes_left``, or as many as before if the nodes stay.
+        """
+        return self.count_nodes_before() if self.nodes_left is None else self.nodes_left
 
 
 @dataclass(frozen=True)
@@ -260,17 +304,9 @@ class ExplainedNode:
     mark: str = ""
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Reason why a norm was fused or not (``--explain``).
-
-    Attributes:
-        name: as requested.
-        finding: None if nothing there looks like a norm.
-        start: tensor at which ``way`` begins.
-        way: nodes found; for a refused norm those of the reading that came farthest.
-        said: how far recognition came, and the other readings tried.
-    """
+@dataclass(frozen=True, repr=False)
+class Explanation(ShortRepr):
+    """Why something was fused or not (``--explain``)."""
 
     name: str
     finding: Finding | None
@@ -278,10 +314,15 @@ class Explanation:
     way: tuple[ExplainedNode, ...]
     said: tuple[str, ...]
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        found = self.finding.summarize() if self.finding is not None else "no norm found"
+        return f"{self.name!r}: {found}; {len(self.way)} nodes from {self.start!r}"
 
-@dataclass(frozen=True)
-class QuantizedLayer:
-    """Linear layer or convolution of a file, and how far it is quantized.
+
+@dataclass(frozen=True, repr=False)
+class QuantizedLayer(ShortRepr):
+    """Linear layer or convolution of a file, and the extent of its quantization.
 
     Values that do not apply, or differ from channel to channel, are "" or null.
 
@@ -318,6 +359,11 @@ class QuantizedLayer:
     high: float | None = None
     place: str = ""
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        kinds = ", ".join(filter(None, (self.weight, self.activation)))
+        return f"{self.status}, {self.op} {self.module or self.tensor!r}{f': {kinds}' if kinds else ''}"
+
 
 @dataclass(frozen=True)
 class DiagramBox:
@@ -335,15 +381,12 @@ class DiagramBox:
     own: bool = False
 
 
-@dataclass(frozen=True)
-class NormDiagram:
-    """Graph around norms that look alike, now and after ``optimize``.
+@dataclass(frozen=True, repr=False)
+class NormDiagram(ShortRepr):
+    """Graph around norms that look alike, as it is and as ``optimize`` would write it.
 
     Attributes:
-        module: of the first norm.
-        tensors: of the findings.
-        before: boxes of the graph now.
-        after: boxes after the rewrite; empty if the norm stays or is folded away.
+        after: empty if the norms stay or are folded away.
     """
 
     kind: str
@@ -353,8 +396,13 @@ class NormDiagram:
     before: tuple[DiagramBox, ...]
     after: tuple[DiagramBox, ...]
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        boxes = f"{len(self.before)} boxes before, {len(self.after)} after"
+        return f"{self.kind} {self.module or self.tensors[0]!r}, {self.status}: {boxes}"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Summary(Renderable):
     """Account of the passes for one graph.
 
@@ -378,6 +426,18 @@ class Summary(Renderable):
     notes: tuple[str, ...] = ()
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        from .norm_tables import describe_totals
+
+        return describe_totals(self)
+
+    @property
+    def norm_nodes(self) -> tuple[int, int]:
+        """Return how many nodes compute norms before and after."""
+        before = sum(f.count_nodes_before() for f in self.findings)
+        return before, sum(f.count_nodes_after() for f in self.findings)
 
     def show(self, console: Console) -> None:
         """Print the norms and totals."""

@@ -15,14 +15,33 @@ if TYPE_CHECKING:
 
 # Columns, as on the command line for a file or a pipe.
 _WIDTH = 120
+# Maximum characters of the facts in a ``repr``.
+_REPR = 240
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
-class Renderable:
+class ShortRepr:
+    """Record whose ``repr`` is one line of its main facts, as a REPL and a failed test show it.
+
+    Subclasses are dataclasses with ``repr=False``.
+    """
+
+    def summarize(self) -> str:
+        """Describe the record in one line; a verdict comes first."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        text = escape_line(self.summarize())
+        if len(text) > _REPR:
+            text = f"{text[:_REPR]}…"
+        return f"<{type(self).__qualname__}: {text}>"
+
+
+class Renderable(ShortRepr):
     """Result of a verb.
 
     ``str(result)`` is its table in 120 columns, without colors and without a newline at the end. A notebook shows the
-    same with colors.
+    same in color.
     """
 
     def show(self, console: Console) -> None:

@@ -6,7 +6,7 @@ script. All text in it is escaped, stripped of control characters and shortened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..reports.page_templates import sanitize_texts, template_environment
@@ -57,7 +57,8 @@ def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[
         "counts": [(count, status, _TONES[status], _SAID[status]) for status, count in run.count_by_status().items()],
         "targets": targets,
         "rows": [
-            (model, variant, [_cell_context(c, run, href) for c in cells]) for model, variant, cells in rows[:_ROWS]
+            (model, variant, _shared_time(cells), [_cell_context(c, run, href) for c in cells])
+            for model, variant, cells in rows[:_ROWS]
         ],
         "left_out": max(0, len(rows) - _ROWS),
         "bad": [_failure_context(c, log) for c in bad[:_LOGS]],
@@ -83,9 +84,16 @@ def _cell_context(cell: CellOutcome | None, run: FleetRun, href: Callable[[str],
         "bytes": cell.bytes,
         "told": told,
         "reason": cell.reason,
-        "seconds": f"{cell.seconds:.1f} s" if cell.ran else "",
+        "seconds": f"{own:.1f} s" if (own := cell.seconds - cell.shared_seconds) > 0 else "",
+        "files": [(name, href(digest)) for name, digest in cell.files] if href is not None else [],
         "logs": [(step.rsplit("/", 1)[-1], href(digest)) for step, digest in cell.logs] if href is not None else [],
     }
+
+
+def _shared_time(cells: Sequence[CellOutcome | None]) -> str:
+    """Describe the time of the steps that the cells of a row share, such as the export; "" if none ran."""
+    shared = max((cell.shared_seconds for cell in cells if cell is not None), default=0.0)
+    return f"shared steps {shared:.1f} s" if shared > 0 else ""
 
 
 def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, Any]:

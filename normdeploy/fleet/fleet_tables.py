@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import escape_line
+from ..findings.console_tables import Column, WordTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,9 +101,7 @@ def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
 def show_fleet_run(console: Console, run: FleetRun) -> None:
     """Print the table of a run, and the reasons of cells that are not verified."""
     targets, rows = cells_by_target(run)
-    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("model", "variant", *targets):
-        shown.add_column(_escaped_text(name))
+    shown = WordTable([Column(escape_line(name)) for name in ("model", "variant", *targets)], padding=(0, 3))
     for model, variant, cells in rows:
         shown.add_row(_escaped_text(model), _escaped_text(variant), *(_status_text(c, run) for c in cells))
     console.print(shown)
@@ -184,9 +182,7 @@ def run_to_markdown(run: FleetRun) -> str:
 def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
     """Print the outcome of each recheck, with a reason for bad ones."""
     words = {"ok": "nothing got worse", "wrong": "worse", "failed": "failed", "not run": "not run"}
-    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("bundle", "now", "because"):
-        shown.add_column(name)
+    shown = WordTable([Column("bundle"), Column("now"), Column("because")], padding=(0, 3))
     for end in ends:
         colour = _COLOURS["verified" if end.outcome == "ok" else "not run" if end.outcome == "not run" else "wrong"]
         shown.add_row(

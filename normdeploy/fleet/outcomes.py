@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ..findings.rendering import Renderable
+from ..findings.rendering import Renderable, ShortRepr
 from .fleet_file import FleetJob, FleetTarget
 from .step_store import StoredFile
 
@@ -55,8 +55,8 @@ class StepEnd:
     measures: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
+@dataclass(frozen=True, repr=False, slots=True)
+class CellOutcome(ShortRepr):
     """Outcome of one cell: a model in a variant on a target.
 
     ``status`` is one of these:
@@ -76,6 +76,8 @@ class CellOutcome:
         cached: number of steps from the store.
         measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
         logs: (step, SHA-256 of its log).
+        shared_seconds: part of ``seconds`` that other cells of the job share.
+        files: (name, SHA-256) of the deployed files.
     """
 
     model: str
@@ -90,6 +92,12 @@ class CellOutcome:
     cached: int = 0
     measures: Mapping[str, float] = field(default_factory=dict)
     logs: tuple[tuple[str, str], ...] = ()
+    shared_seconds: float = 0.0
+    files: tuple[tuple[str, str], ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.status}, {self.name}{f': {self.reason}' if self.reason else ''}"
 
     @property
     def name(self) -> str:
@@ -121,9 +129,13 @@ class JobEnd:
         measures: dict[str, float] = {}
         for step in steps:
             measures |= step.measures
-        made = [s.outputs[n] for s in steps for n in s.outputs if n == "model.engine"] or [
-            f for s in steps if s.verb in ("export", "optimize") for n, f in s.outputs.items() if n.startswith("model")
-        ]
+        made = {n: s.outputs[n] for s in steps for n in s.outputs if n == "model.engine"} or {
+            n: f
+            for s in steps
+            if s.verb in ("export", "optimize")
+            for n, f in s.outputs.items()
+            if n.startswith("model")
+        }
         return CellOutcome(
             self.job.model,
             self.job.variant,
@@ -132,11 +144,13 @@ class JobEnd:
             said.reason if said else "",
             said.step if said else "",
             sum(s.seconds for s in steps if not s.cached),
-            sum(f.bytes for f in made),
+            sum(f.bytes for f in made.values()),
             sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in steps),
             sum(s.cached for s in steps),
             measures,
             tuple((s.step, s.log.sha256) for s in steps if s.log is not None),
+            sum(s.seconds for s in shared if not s.cached),
+            tuple((name, file.sha256) for name, file in made.items()),
         )
 
 
@@ -162,7 +176,7 @@ _DECIDING: tuple[tuple[StepOutcome, Status], ...] = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FleetRun(Renderable):
     """Result of a run, true if no cell is wrong or failed.
 
@@ -192,6 +206,12 @@ class FleetRun(Renderable):
     notes: tuple[str, ...] = ()
     dry: bool = False
     only: tuple[str, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        from .fleet_tables import summarize_counts
+
+        return f"{'' if self else 'FAILED; '}{summarize_counts(self)}"
 
     def __bool__(self) -> bool:
         return not any(cell.status in BAD for cell in self.cells)

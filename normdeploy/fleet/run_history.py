@@ -152,7 +152,7 @@ def cells_by_name(store: StepStore, run: str) -> dict[str, CellOutcome]:
     """
     cells = {}
     for told in _read_manifest_lines(store, run, "cells.jsonl"):
-        cell = CellOutcome(**{name: told[name] for name in CellOutcome.__dataclass_fields__})
+        cell = CellOutcome(**{name: told[name] for name in CellOutcome.__dataclass_fields__ if name in told})
         cells[cell.name] = cell
     return cells
 

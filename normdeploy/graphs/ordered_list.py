@@ -1,8 +1,8 @@
 """Sequence with insertion at any position and constant-time comparison of two items' positions.
 
 Each item has a label, an integer that increases along the sequence. If no integer lies between the labels of two
-neighbors, labels after them are spread again. This goes up to the first j-th item that is more than j² away, and costs
-O(log n) per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2).
+neighbors, labels after them are spread again, up to the first j-th item that is more than j² away. That costs O(log n)
+per insertion on average (Dietz, Sleator, "Two algorithms for maintaining order in a list", 1987, section 2).
 Labels can't overflow, because Python's integers are unbounded.
 """
 

@@ -198,6 +198,6 @@ def _parse_value_range(body: str, text: str) -> tuple[float, float]:
         ) from None
     if not (low < high and math.isfinite(high - low)):
         raise InputError(
-            f"the range {{{body}}} of {text!r} is empty: it runs from {low} up to but not including {high}"
+            f"the range {{{body}}} of {text!r} has no valid value: it runs from {low} up to but not including {high}"
         )
     return low, high

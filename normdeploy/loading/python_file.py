@@ -163,5 +163,5 @@ def _require_only_module(path: Path, held: Mapping[str, Any]) -> str:
         raise InputError(f"{path} defines no torch.nn.Module; pass a function that returns one, {path}:FUNCTION")
     if len(names) > 1:
         choices = join_names([f"{path}:{name}" for name in names], _SHOWN)
-        raise InputError(f"{path} holds {len(names)} modules; choose one: {choices}")
+        raise InputError(f"{path} defines {len(names)} modules; choose one: {choices}")
     return names[0]

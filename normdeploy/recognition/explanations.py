@@ -14,7 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..errors import InputError
-from ..findings.records import ExplainedNode, Explanation, Finding, FittingAttempt
+from ..findings.records import STATUS_WORDS, ExplainedNode, Explanation, Finding, FittingAttempt
 from ..graphs.graph import Graph, value_inputs
 from ..graphs.norm_extraction import models_by_location
 from .anchors import CLAMPS, REDUCTIONS, is_anchor, is_norm_node
@@ -265,7 +265,9 @@ def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Seq
         lines += _describe_rejections(graph, root)
     norm = next((by_tensor[o.name] for n in near.values() for o in n.outputs if o.name in by_tensor), None)
     if norm is not None:
-        lines.append(f"the nearest norm is {norm.kind} {norm.module or repr(norm.tensor)} ({norm.status})")
+        lines.append(
+            f"the nearest norm is {norm.kind} {norm.module or repr(norm.tensor)} ({STATUS_WORDS[norm.status]})"
+        )
     return lines
 
 

@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..findings.finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
-from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
+from ..findings.finding_groups import (
+    FindingGroup,
+    describe_outcome,
+    describe_proof,
+    describe_reason,
+    group_findings,
+)
+from ..findings.records import STATUS_WORDS, Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 
 # Most rows of one table.
 _ROWS = 120
@@ -53,6 +59,9 @@ class PageRow:
     place: str
     kind: str
     status: str
+    # the word that is shown for it
+    word: str
+    # op types
     found: tuple[str, ...]
     became: str
     reason: str
@@ -64,12 +73,8 @@ class PageRow:
 
 
 def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
-    """Build the rows of ``norms`` of the JSON report.
-
-    Returns:
-        one row for each group of equal norms, in the report's order.
-    """
-    return [_make_row(group) for group in group_findings(map(_parse_finding, told))]
+    """``norms`` of the JSON report, in its order."""
+    return [_make_row(group) for group in group_findings(map(parse_finding, told))]
 
 
 def island_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
@@ -100,6 +105,7 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
         place=first.place,
         kind=first.kind,
         status=first.status,
+        word=STATUS_WORDS[first.status],
         found=(*ops[:_CHIPS], f"… {len(ops) - _CHIPS} more") if len(ops) > _CHIPS else tuple(ops),
         became=f"reached {seen:.3g}" if seen is not None else describe_outcome(group),
         reason=describe_reason(group),
@@ -111,8 +117,8 @@ def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
     )
 
 
-def _parse_finding(told: Mapping[str, Any]) -> Finding:
-    """Rebuild the finding that a part of the report was made from; its ``attempts`` stay empty."""
+def parse_finding(told: Mapping[str, Any]) -> Finding:
+    """Rebuild the finding from its object in the report."""
     known = {f.name: _freeze_value(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {
         "certificate": Certificate,

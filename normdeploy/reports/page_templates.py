@@ -54,6 +54,7 @@ def template_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["filled_columns"] = find_filled_columns
     environment.filters.update(num=format_number, size=format_bytes, shape=format_shape, whole=keep_numbers_whole)
     return environment
 
@@ -74,6 +75,15 @@ def sanitize_texts(value: Any, longest: int) -> Any:
     if isinstance(value, Sequence):
         return [sanitize_texts(v, longest) for v in value]
     return value
+
+
+def find_filled_columns(rows: Sequence[Mapping[str, Any]], *columns: str) -> dict[str, bool]:
+    """Find the columns of a table that would not be empty.
+
+    Returns:
+        column -> True if a row has a value in it.
+    """
+    return {c: any(row.get(c) not in (None, "", [], ()) for row in rows) for c in columns}
 
 
 def format_number(value: Any) -> str:

@@ -98,7 +98,7 @@ def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
     """
     shown = _select_values(certificates, [False for _ in certificates], _CERTIFICATES)
     bits = [parse_number(c["bits"]) for c in shown]
-    with open_figure(2.2) as (figure, axes):
+    with open_figure(2.6) as (figure, axes):
         axes.set_ylim(0, max(bits) * 1.15)
         draw_ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
         draw_dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")

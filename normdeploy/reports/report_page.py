@@ -9,13 +9,15 @@ stays below 2 MB.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError
+from ..findings.records import STATUS_WORDS
 from . import diagram_svg
-from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows
+from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows, parse_finding
 from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
 from .race_summary import describe_fastest
 from .report import SCHEMA
@@ -30,8 +32,8 @@ _COMMAND = 4000
 _DRAWN = 6
 # Most entries drawn of one race.
 _ENTRIES = 12
-_LEFT = ("refused", "undone")
-# Keys of the environment that describe the machine; the others are versions.
+_LEFT = tuple(status for status, word in STATUS_WORDS.items() if word == "skipped")
+# of the environment; the rest are versions
 _MACHINE = ("cpu", "system", "driver")
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
@@ -52,7 +54,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     """
     if document.get("schema") != SCHEMA:
         raise NormdeployError(
-            f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
+            f"can't make a page from this report: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
         )
     report = {
         name: sanitize_texts(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()
@@ -74,6 +76,7 @@ def _page_context(report: dict[str, Any]) -> dict[str, Any]:
             dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None}
         ),
         "subject": _subject_names(files) or report["verb"],
+        "output": _output_name(files),
         "stats": _headline_figures(report),
         "done": TruncatedRows.truncate_rows([row for row in rows if row.status not in _LEFT]),
         "left": TruncatedRows.truncate_rows([row for row in rows if row.status in _LEFT]),
@@ -100,6 +103,13 @@ def _subject_names(files: Mapping[str, str]) -> str:
     return ", ".join(Path(path).name for role, path in files.items() if own and role.partition(" ")[0] == own)
 
 
+def _output_name(files: Mapping[str, str]) -> str:
+    """Return the name of the file that the verb wrote, "" if there is none or the page is about it alone."""
+    if "output" not in files or not any(role in files for role in _SUBJECT[:-1]):
+        return ""
+    return Path(files["output"]).name
+
+
 def _describe_machine_load(race: Mapping[str, Any]) -> str:
     """Describe how many cores a race had, and how many processes competed for them."""
     machine = race.get("machine") or {}
@@ -122,7 +132,11 @@ def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
 
 
 def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
-    """Return the plots of each section."""
+    """Draw the plots of each section; a plot of one dot is left out, because a table says as much.
+
+    Returns:
+        section -> its plots.
+    """
     from . import plots, quantization_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
@@ -134,23 +148,26 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     drawn += [
         ("certificates", plot(some))
         for plot, some in ((plots.plot_proof_errors, exact), (plots.plot_identity_errors, others))
-        if some
+        if len(some) > 1
     ]
-    if certificates:
+    if sum(c["rounding_after"] is not None for c in certificates) > 1:
         drawn.append(("certificates", plots.plot_rounding(certificates)))
     if ops.get("before") and ops.get("after"):
         drawn.append(("ops", plots.plot_op_counts(ops["before"], ops["after"])))
     layers = (report.get("quantization") or {}).get("layers") or ()
     drawn += [
-        ("quantization", quantization_plots.plot_ranges(layers)),
-        ("quantization", quantization_plots.plot_costs(layers)),
+        ("quantization", plot(layers))
+        for plot, key in ((quantization_plots.plot_ranges, "low"), (quantization_plots.plot_costs, "error"))
+        if sum(layer[key] is not None for layer in layers) > 1
     ]
     runs = _group_by_name(
         (report.get("parity") or {}).get("drift") or (),
         lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))),
     )
     drawn += [
-        ("drift", plots.plot_drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])
+        ("drift", plots.plot_drift(name, points, i))
+        for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])
+        if len(points) > 1
     ]
     races = _group_by_name([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
     drawn += [
@@ -173,7 +190,13 @@ def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
         if boxes
     ]
     name = picture["module"] or picture["tensors"][0]
-    return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
+    return {
+        "name": name,
+        "kind": picture["kind"],
+        "status": STATUS_WORDS[picture["status"]],
+        "count": count,
+        "forms": drawn,
+    }
 
 
 def _group_by_name(
@@ -194,15 +217,14 @@ def _wrong_drift_points(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (value, label, tone) of each figure at the top of the page."""
     stats: list[tuple[str, str, str]] = []
-    tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
-    titles = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
-    for status, tone in tones.items():
-        if count := sum(
-            ("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()
-        ):
-            stats.append((str(count), titles.get(status, status), tone))
+    tones = {"fused": "good", "folded": "good", "kept": "", "skipped": "warn"}
+    counts = Counter(STATUS_WORDS[norm["status"]] for norm in report.get("norms") or ())
+    stats += [(str(counts[word]), word, tone) for word, tone in tones.items() if counts[word]]
+    if told := [parse_finding(norm) for norm in report.get("norms") or () if "nodes_left" in norm]:
+        before = sum(f.count_nodes_before() for f in told)
+        stats.append((f"{before} → {sum(f.count_nodes_after() for f in told)}", "norm nodes", ""))
     if nodes := report.get("nodes"):
-        stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
+        stats.append((f"{nodes['before']} → {nodes['after']}", "all nodes", ""))
     if report.get("opset"):
         stats.append((str(report["opset"]), "opset", ""))
     if parity := report.get("parity"):

@@ -1,7 +1,7 @@
 """Convert drawings of matplotlib to elements of a page: with its colors and fonts, and with ids that don't collide.
 
-The drawings use placeholder colors that become the page's CSS variables, so one drawing serves light and dark. Each is
-as wide as a phone; wide screens scale it up. Equal numbers always give equal text.
+They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
+wide as the page; a phone scrolls it. The same numbers always give the same text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
 }
-# Inches: 302 points, a phone's width.
-_WIDTH = 4.2
+# Inches: 720 points, the page's width.
+_WIDTH = 10
 
 
 @contextmanager

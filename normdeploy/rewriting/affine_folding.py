@@ -152,6 +152,7 @@ def _as_stored_in_file(graph: Graph, form: batch_norm.AffineFold, proposal: Prop
         revise=lambda finding, certificate: replace(
             finding,
             certificate=certificate,
+            nodes_left=len(form.remains),
             written=tuple(n.outputs[0].name for n in form.nodes) if written else (),
         ),
     )

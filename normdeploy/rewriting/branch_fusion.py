@@ -88,7 +88,7 @@ def _merged_finding(finding: Finding, certificate: Certificate | None, became: s
     else:
         told = f"{before}, {became}"
     whole = combine_certificates(finding.certificate, certificate)
-    return replace(finding, became=told, reason="", remains="", certificate=whole, written=())
+    return replace(finding, became=told, reason="", remains="", certificate=whole, nodes_left=0, written=())
 
 
 def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:

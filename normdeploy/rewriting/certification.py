@@ -34,7 +34,7 @@ _LONG = 4
 _FEW = 4
 # Maximum number of integers of one constant that may be lengths named by a Reshape
 _NAMED = 16
-# Ops whose taps are distinct: the number of taps is no length
+# Ops whose taps are distinct, so that the number of taps is not a length
 _KERNELS = ("Conv", "ConvTranspose")
 
 

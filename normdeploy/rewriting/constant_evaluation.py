@@ -141,6 +141,7 @@ def _constant_norm_finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, 
         reason="" if gone else _reason_not_stored(graph, node, reasons),
         dtype="" if dtype is None else dtype.name,
         proved=("float64, rounded once",) if gone else (),
+        nodes_left=0 if gone else None,
     )
 
 

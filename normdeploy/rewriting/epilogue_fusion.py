@@ -341,6 +341,7 @@ def _epilogue_finding(
         reason="",
         certificate=combine_certificates(norm.certificate, certificate),
         proved=norm.proved or ("identity",),
+        nodes_left=1,
         written=tuple(t.name for t in node.outputs) if census else (),
     )
 

@@ -125,7 +125,12 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
         opset=form.opset,
         trial=norm_trial_maker(norm, form.opset),
         kind=(norm.region.template, form.became),
-        revise=lambda told, certificate: replace(told, certificate=certificate, written=_written_tensors(form, wanted)),
+        revise=lambda told, certificate: replace(
+            told,
+            certificate=certificate,
+            nodes_left=sum(not graph.is_shape_valued(node.outputs[0]) for node in form.nodes),
+            written=_written_tensors(form, wanted),
+        ),
         instead=retry_without_guesses if norm.guessed else None,
         otherwise=try_smaller,
         then=None if search.within is None else lambda: _fuse_with_preceding(search, form),

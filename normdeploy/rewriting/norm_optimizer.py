@@ -241,7 +241,7 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         "op of that name; rename the function"
     )
     work.findings = [
-        replace(f, status="refused", reason=reason, became="", written=()) if _is_written(f) else f
+        replace(f, status="refused", reason=reason, became="", nodes_left=None, written=()) if _is_written(f) else f
         for f in work.findings
     ]
     work.taken = []

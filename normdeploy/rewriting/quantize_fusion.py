@@ -301,5 +301,6 @@ def _fused_finding(
         reason="",
         certificate=combine_certificates(told.certificate, certificate),
         proved=tuple(dict.fromkeys(proved)),
+        nodes_left=1,
         written=tuple(t.name for t in made.outputs) if target.wanted.census else (),
     )

@@ -267,12 +267,10 @@ class RewriteLedger:
 
 
 def undone_finding(finding: Finding, reason: str) -> Finding:
-    """Mark a rewrite that was made and proved as taken back.
-
-    Returns:
-        an undone finding with the reason.
-    """
-    return replace(finding, status="undone", became="", reason=f"it was undone: {reason}", written=())
+    """Return the finding of a rewrite that was proved, applied and taken back."""
+    return replace(
+        finding, status="undone", became="", reason=f"it was taken back: {reason}", nodes_left=None, written=()
+    )
 
 
 def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Finding:

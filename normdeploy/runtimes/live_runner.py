@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import NormdeployError
+from ..errors import NormdeployError, escape_line
 from ..model import TensorSpec
 from ..types import Tensors
 from .tensor_spec import are_numpy_arrays, check_array_feeds, check_tensor_feeds, match_input_types
@@ -37,6 +37,11 @@ class LiveRunner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entered = self._closed = False
+
+    def __repr__(self) -> str:
+        specs = (getattr(self, "inputs", ()), getattr(self, "outputs", ()))
+        ends = ("; ".join(map(str, some)) for some in specs)
+        return f"<{type(self).__qualname__}: {escape_line(self.name)}: {escape_line(' -> '.join(ends))}>"
 
     def infer(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model once.

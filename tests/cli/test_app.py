@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_optimize_fuses_and_reports(tmp_path: Path) -> None:
     done = run("optimize", source, "-o", out, "--report", report)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "no bar and no library's talk where there is no terminal"
-    assert "fused LayerNormalization(axis=-1, epsilon=1e-12)" in " ".join(done.stdout.split())
+    assert "fused into LayerNormalization(axis=-1, epsilon=1e-12)" in " ".join(done.stdout.split())
     assert [n.op_type for n in onnx.load(out).graph.node] == ["LayerNormalization"]
     assert source.read_bytes() == before
     document = json.loads(report.read_text())
@@ -245,7 +246,7 @@ def test_build_takes_several_compute_capabilities_after_one_option(tmp_path: Pat
     given = ["--compute-capability", "8.6", "8.9", "--profile", "batch=1:4:16", "--compute-capability", "12.0"]
     done = called("build", source, "-o", out, *given, "--report", report)
     assert done.returncode == 0, done.stderr
-    assert "built only" in done.stdout
+    assert "built; not run" in done.stdout
     engine = json.loads(report.read_text())["engine"]
     assert engine["compute_capabilities"] == ["8.6", "8.9", "12.0"]
     assert engine["profile"] == {"x": [[1, 8], [4, 8], [16, 8]]}
@@ -476,6 +477,33 @@ def test_help_fits_80_columns_and_shows_flags_as_flags(verb: list[str]) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     if verb:
         assert "--verbose" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "verb", [[command.name or getattr(command.callback, "__name__", "")] for command in cli.app.registered_commands]
+)
+def test_help_of_verb_shows_no_backslash_and_no_broken_sentence(verb: list[str]) -> None:
+    done = typer.testing.CliRunner().invoke(
+        cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80
+    )
+    assert "\\" not in done.stdout
+    lines = done.stdout.split("Arguments")[0].splitlines()
+    check_lines_are_full([line[1:].rstrip() for line in lines if "Usage" not in line], 78)
+
+
+def test_list_of_verbs_breaks_no_sentence() -> None:
+    done = typer.testing.CliRunner().invoke(
+        cli.app, ["-h"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, terminal_width=80
+    )
+    cells = [line.strip("│")[11:].rstrip() for line in done.stdout.split("Commands")[1].splitlines()[1:-2]]
+    check_lines_are_full(cells, 66)
+
+
+def check_lines_are_full(lines: list[str], width: int) -> None:
+    """A line that does not end a sentence has no room for the next word."""
+    for line, after in pairwise(lines):
+        if line and after and not line.endswith("."):
+            assert len(line) + 1 + len(after.split()[0]) > width, (line, after)
 
 
 def test_profiles_sizes_and_dims_mean_one_thing_in_all_verbs() -> None:

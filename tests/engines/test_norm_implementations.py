@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[Model, str, str]] = {
     "mean": (
         replace(LN, body="y, m = LayerNormalization(x, gamma, beta)", outputs={"y": "b,s,64", "m": "b,s,1"}),
         "float",
-        "its mean or its deviation is read",
+        "its mean or its deviation is also read",
     ),
     "stash": (
         replace(LN, body="y = LayerNormalization<stash_type=11>(x, gamma, beta)"),

@@ -172,7 +172,7 @@ def endless(signed: Signed, folder: Path) -> None:
     [
         (unsigned_forgery, "is not signed"),
         (foreign_forgery, "is signed by"),
-        (altered, "was changed since"),
+        (altered, "was changed afterwards"),
         (stripped, "is signed by nobody"),
         (swapped_with_a_neighbour, "does not match its name"),
         (other_kind, "is signed as"),

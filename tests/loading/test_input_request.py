@@ -54,8 +54,8 @@ def test_inline_ranges_and_aliases() -> None:
         (["x[b=8]"], [], "b=MIN:OPT:MAX"),
         (["x[b=8:4:2]"], [], "0 <= min <= opt <= max"),
         (["x[b=0:0:0]"], [], "max >= 1"),
-        (["x[2]{5:5}"], [], "no value"),
-        (["x[2]{0:1e999}"], [], "no value"),
+        (["x[2]{5:5}"], [], "no valid value"),
+        (["x[2]{0:1e999}"], [], "no valid value"),
         (["x[2]{a:b}"], [], "range"),
         (["x[2]{}"], [], "range"),
         (["x[2]", "x[3]"], [], "'x' is passed 2 times"),
@@ -362,8 +362,8 @@ def test_names_and_ranges_for_a_program(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "dims", "message"),
     [
-        (["ids:int32[b,s]"], [], "int32.*takes int64"),
-        (["ids[b]"], [], r"1 dims.*takes 2"),
+        (["ids:int32[b,s]"], [], "int32.*expects int64"),
+        (["ids[b]"], [], r"1 dims.*expects 2"),
         (["ids[b,7]"], [], "fixed size 7.*dynamic in the program"),
         (["ids[b,s]", "other[b,s]"], [], "'other' is not one of the program's inputs: ids, types, mask"),
         (["ids[b,s]", "types[b,t]"], [], "'s' and 't' are always equal"),

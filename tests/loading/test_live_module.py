@@ -135,7 +135,7 @@ def test_weight_norm_is_copied() -> None:
 
 
 def test_modules_that_can_not_be_taken() -> None:
-    with pytest.raises(InputError, match="not function"):
+    with pytest.raises(InputError, match="got function"):
         from_module(lambda x: x, (torch.ones(2),))  # type: ignore[arg-type]
     module = nn.Linear(3, 2).eval()
     module.generator = (x for x in ())  # type: ignore[assignment]

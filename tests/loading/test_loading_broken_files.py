@@ -73,7 +73,7 @@ def test_program_saved_without_its_weights(ordinary: Path, tmp_path: Path) -> No
             "an unrecognized model format.* bytes 68 65 .*expected a file from torch",
         ),
         (b"GGUF\x03\x00\x00\x00" + bytes(40), "a llama.cpp GGUF file: pass the Hugging Face folder"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file, as Keras writes: convert it with tf2onnx"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file, as Keras writes it: convert it with tf2onnx"),
         (b"ftrt" + bytes(40), "a TensorRT engine.*pass the model that it was built from"),
         (b"<!DOCTYPE html><html></html>", "an HTML or XML page.*download the file again"),
         (b"\x93NUMPY\x01\x00" + bytes(40), "a NumPy array: pass the model"),

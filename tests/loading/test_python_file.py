@@ -123,7 +123,7 @@ def test_parameters_that_are_given_nothing_are_named_with_what_to_do(tmp_path: P
     with pytest.raises(InputError) as raised:
         load(tmp_path / "net.py", inputs=["x[2]"])
     for part in (
-        "it needs 'mask', 'size', 'mode' too",
+        "it also needs 'mask', 'size', 'mode'",
         "--input 'mask:int64[batch,seq]'",
         "give 'size', 'mode' a default in forward, because a file accepts only tensors as inputs",
     ):

@@ -111,7 +111,7 @@ def test_checkpoint_without_weights(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"contains no weights.*'epoch' \(int\)"):
         load(tmp_path / "c.pt", model="a:b", inputs=INPUTS)
     torch.save([torch.ones(2)], tmp_path / "d.pt")
-    with pytest.raises(LoadError, match=r"holds list, not weights"):
+    with pytest.raises(LoadError, match=r"contains list, not weights"):
         load(tmp_path / "d.pt", model="a:b", inputs=INPUTS)
 
 

@@ -63,7 +63,7 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         fit_samples_to_model([{}], proto)
     with pytest.raises(InputError, match=r"has \['z'\], which are not inputs of the model"):
         fit_samples_to_model([{"x": X, "z": X}], proto)
-    with pytest.raises(InputError, match="'x' is float32, but got int64"):
+    with pytest.raises(InputError, match="'x' is int64, but the model expects float32"):
         fit_samples_to_model([{"x": X.astype(np.int64)}], proto)
     with pytest.raises(InputError, match="failed to run on calibration sample 0"):
         convert_to_half(proto, "fp16", [{"x": X[0]}])

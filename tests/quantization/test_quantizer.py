@@ -389,7 +389,7 @@ def test_a_quantized_file_is_refused(block: onnx.ModelProto, halves: SampleSplit
     [
         ({"x": X[:1]}, "calibration and judging need different samples; pass at least two"),
         ({"z": X}, r"has no \['x'\]"),
-        ({"x": np.where(np.arange(WIDTH) == 3, np.nan, X)}, "holds a NaN or an infinity"),
+        ({"x": np.where(np.arange(WIDTH) == 3, np.nan, X)}, "contains NaN or Inf"),
         ({"x": np.full((8, WIDTH), 2.5, np.float32)}, "are 2.5"),
         ({"x": X[:, :5]}, "5"),
         ({"x": X[:0]}, "0"),

@@ -255,13 +255,13 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a weight that another op reads": (
         {"head": "y1 = MatMul(n2, head) e = Gather(wd1, ids) w = ReduceMean(e) y = Add(y1, w)"},
         {},
-        "the weight 'wd1'",
+        "'wd1', the weight",
     ),
     "a tied table that is a layer's weight as it stands": (
         {"embedding": "x0 = Gather(both, ids)", "last norm": "nn = RMSNormalization(x2, g2) n2 = Reshape(nn, two)",
          "head": "y = Gemm<transB=1>(n2, both)", "outputs": f"float[rows,{WORDS}] y"},
         {"both": RNG.standard_normal((WORDS, WIDTH)), "two": np.array([-1, WIDTH])},
-        "the weight 'both'",
+        "'both', the weight",
     ),
     "a table that another op reads": (
         {"head": "y1 = MatMul(n2, head) w = ReduceMean(table) y = Add(y1, w)"},

@@ -37,6 +37,7 @@ def fused(module: str, **changes: object) -> Finding:
         dtype="float32",
         certificate=PROOF,
         proved=("identity", "onnxruntime run"),
+        nodes_left=1,
     )
     return dataclasses.replace(finding, **changes)  # type: ignore[arg-type]
 
@@ -106,21 +107,22 @@ def test_table_shows_every_part() -> None:
     text = shown(fused("norm"), refused("head", "its denominator is clamped"), notes=("not simplified",), width=220)
     for part in (
         "norm",
-        "LayerNorm ReduceMean Sub Pow",
-        "fused LayerNormalization(axis=-1, epsilon=1e-12)",
-        "identity 2e-09 ≤ 1e-07, 14 inputs",
+        "LayerNorm in 9 nodes",
+        "fused into LayerNormalization(axis=-1, epsilon=1e-12)",
+        "float64, error 2e-09, checked in onnxruntime",
     ):
         assert part in text
-    for part in ("onnxruntime run 1e-06 ≤ 4e-06", "head", "its denominator is clamped", "note: not simplified"):
+    for part in ("head", "skipped: its denominator is clamped", "note: left unsimplified"):
         assert part in text
-    assert "1 fused, 1 refused; 598 nodes before, 130 after; opset 21" in text
+    assert "1 fused, 1 skipped; norm nodes 9 → 1, all nodes 598 → 130; opset 21" in text
 
 
 def test_worst_certificate_of_a_group_is_shown() -> None:
     worse = dataclasses.replace(PROOF, error=5e-8, rounding_after=9e-6)
-    text = shown(fused("a.0"), fused("a.1", certificate=worse), fused("a.2"), width=220)
-    assert "identity 5e-08 ≤ 1e-07, 42 inputs" in text
-    assert "onnxruntime run 9e-06 > 4e-06" in text
+    findings = [fused("a.0"), fused("a.1", certificate=worse), fused("a.2")]
+    (group,) = group_findings(findings)
+    assert describe_proof(group) == ["identity 5e-08 ≤ 1e-07, 42 inputs", "onnxruntime run 9e-06 > 4e-06"]
+    assert "float64, error 5e-08, onnxruntime: error 9e-06 > 4e-06" in shown(*findings, width=220)
 
 
 def test_of_the_runs_of_a_group_the_one_nearest_to_its_bound_is_shown() -> None:
@@ -137,7 +139,7 @@ def test_failed_certificates_stand_with_their_reason() -> None:
         fused("a.0", status="undone", became="", reason="its certificate failed: differs by nan", certificate=failed)
     )
     assert "its certificate failed: differs by nan" in text
-    assert "1 undone" in text
+    assert "1 skipped" in text
 
 
 def test_twelve_layers_fit_a_screen() -> None:
@@ -181,7 +183,7 @@ ENGINE = Engine(
 )
 
 
-def test_engine_is_called_built_only() -> None:
+def test_engine_is_called_built_and_not_run() -> None:
     out = io.StringIO()
     ENGINE.show(Console(file=out, width=120))
     text = out.getvalue()
@@ -192,7 +194,7 @@ def test_engine_is_called_built_only() -> None:
         "477 layers",
         "8.6, 12.0",
         "ids: 1×1 to 32×256, best at 6×16",
-        "built only",
+        "built; not run",
     ):
         assert part in text
 
@@ -313,10 +315,10 @@ def test_census_tells_all_that_is_known() -> None:
         "over axis 2 of (batch, seq, 384), ε 1e-05, variance unbiased (ddof 1), statistics in float16 and float32",
         "γ = 1 + w along axis 2 and β from data along axis 2",
         "in float16 ε 1e-05 becomes 0; these constants overflow: w",
-        "would fuse it: LayerNormalization(axis=-1, epsilon=1e-12)",
+        "would be fused into LayerNormalization(axis=-1, epsilon=1e-12)",
         "onnxruntime CPU now: function (A×9): no kernel of B then: kernel (LayerNormalization)",
         "TensorRT-RTX then: missing: [red]no[/red] importer",
-        "598 nodes now, 130 after",
+        "with optimize: 1 fused; norm nodes 9 → 1, all nodes 598 → 130",
         "note: CUDA was not asked",
     ):
         assert part in text

@@ -463,7 +463,8 @@ def browser() -> Iterator[Any]:
 def files(hostile: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two pages: of a report that has everything, and of one in which every text is hostile."""
     made = [tmp_path_factory.mktemp("pages") / name for name in ("page.html", "hostile.html")]
-    for file, report in zip(made, (document(LAYERS), hostile), strict=True):
+    whole = document(LAYERS, replace(LAYERS, module="layers.1.norm"))
+    for file, report in zip(made, (whole, hostile), strict=True):
         file.write_text(render_page(report))
     return made
 
@@ -483,7 +484,8 @@ def test_in_a_browser(scheme: str, width: int, browser: Any, files: list[Path]) 
         plots_shown = shown.locator("svg.plot").all()
         assert len(plots_shown) == 5
         for plot in plots_shown:
-            box = plot.bounding_box()
+            # On a phone the chart scrolls inside its figure.
+            box = plot.locator("xpath=ancestor::figure").bounding_box()
             assert 0 <= box["x"] < box["x"] + box["width"] <= width
             assert box["height"] > 80
         assert readable(shown, "body", "body")
@@ -518,3 +520,60 @@ def test_an_error_that_is_no_number_exceeds_what_is_allowed() -> None:
     assert plot.alt == "3 tensors in onnxruntime: 2 exceed what is allowed, the first is b."
     plot = plots.plot_drift("onnxruntime", [point], 0)
     assert plot.alt.startswith("1 tensors in onnxruntime: 0 exceed what is allowed; the last is off by 1.0e-07")
+
+
+def table_heads(text: str) -> list[str]:
+    """The titles of all columns."""
+    return [re.sub(r"<[^>]*>", "", head) for head in re.findall(r"<th[^>]*>(.*?)</th>", text)]
+
+
+def test_chips_of_ops_never_break_in_a_word() -> None:
+    style = Elements(render_page(document(LAYERS))).style
+    (rule,) = re.findall(r"^\.ops span \{(.*)\}$", style, re.MULTILINE)
+    assert "white-space: nowrap" in rule
+    assert "max-width: 100%" in rule
+
+
+def test_charts_are_as_wide_as_the_page() -> None:
+    text = render_page(document(LAYERS))
+    style = Elements(text).style
+    assert re.search(r"^\.figures \{[^}]*grid-template-columns: minmax\(0, 1fr\)", style, re.MULTILINE)
+    assert not re.search(r"^figure \{[^}]*max-width", style, re.MULTILINE)
+    widths = {float(w) for w in re.findall(r'<svg viewBox="0 0 ([\d.]+) [\d.]+"[^>]*class="plot"', text)}
+    assert widths == {720.0}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_chart_of_one_dot_is_left_out(count: int) -> None:
+    proof = replace(PROOF, method="exact", bits=134)
+    findings = [replace(LAYERS, module=f"layers.{i}.norm", certificate=proof) for i in range(count)]
+    text = render_page(document(*findings) | {"parity": None, "race": None})
+    assert text.count("how unlikely it is that a proof is wrong") == count - 1
+    assert text.count("Rounding in onnxruntime") == count - 1
+
+
+def test_head_names_the_output_beside_the_source() -> None:
+    text = render_page(document(LAYERS) | {"files": {"source": "folder/model.pt", "output": "out/model.onnx"}})
+    assert "<h1>model.pt → model.onnx</h1>" in text
+    assert "<h1>model.onnx</h1>" in render_page(document(LAYERS) | {"files": {"output": "out/model.onnx"}})
+
+
+def test_table_without_proofs_has_no_proof_column() -> None:
+    kept = replace(LAYERS, status="kept", certificate=None, proved=())
+    assert "proof" not in table_heads(render_page(document(kept)))
+    assert "proof" in table_heads(render_page(document(kept, LAYERS)))
+
+
+def test_table_of_engine_without_reasons_has_no_reason_column() -> None:
+    report = document(LAYERS) | dict.fromkeys(("precision", "parity", "bisection"))
+    assert "because" not in table_heads(render_page(report))
+    assert "" not in table_heads(render_page(document(LAYERS)))
+
+
+def test_page_shows_the_four_statuses_alone() -> None:
+    left = [Finding("unknown", "refused", "t", reason="why"), Finding("unknown", "undone", "u", reason="why not")]
+    text = Elements(render_page(document(LAYERS, *left))).text
+    assert text.count("skipped") >= 3
+    assert "refused" not in text
+    assert re.search(r"2 → 2\s*norm nodes", text)
+    assert re.search(r"598 → 130\s*all nodes", text)

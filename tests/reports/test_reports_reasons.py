@@ -58,5 +58,5 @@ def test_what_is_left_of_folded_norms_is_counted() -> None:
     made, text = told(net, 1, 3, 6, 6)
     assert made.summary.ops_after["BatchNormalization"] == 1
     assert [f.remains for f in made.summary.findings] == ["", "BatchNormalization"]
-    assert "1 folded, 1 reduced to one scale and shift (left: 1 × BatchNormalization);" in text
-    assert "no linear op precedes or follows it" in text
+    assert "2 folded (left: 1 × BatchNormalization); norm nodes 2 → 1," in text
+    assert "no linear op stands before or behind it" in text

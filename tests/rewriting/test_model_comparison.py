@@ -94,7 +94,7 @@ def test_the_rewrite_to_blame_is_taken_back(bad: set[str], edit: Edit, monkeypat
     for finding in result.summary.findings:
         if finding.tensor in bad:
             assert "without this rewrite the difference is gone" in finding.reason
-            assert "'x5'" in finding.reason or "does not run" in finding.reason or "can't load" in finding.reason
+            assert "'x5'" in finding.reason or "but not the rewritten one" in finding.reason
     x = np.random.default_rng(0).standard_normal((2, 33, 16), np.float32)
     before, after = (run_onnxruntime(p, {"x0": x})[0] for p in (proto, result.proto))
     assert np.abs(before - after).max() < 1e-5  # five norms and Tanhs of numbers below 4, some twenty roundings each
@@ -109,7 +109,7 @@ def test_more_than_a_few_are_taken_back_together(monkeypatch: pytest.MonkeyPatch
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, {"n1"}, other_epsilon)
-    with pytest.raises(CertificateError, match=r"1 of 3 rewrites.*'n1'.*taken back"):
+    with pytest.raises(CertificateError, match=r"1 of 3 rewrites.*'n1'.*undone"):
         normdeploy.optimize(norms(3), strict=True)
 
 
@@ -191,7 +191,7 @@ def test_for_another_runtime_it_need_not_load(monkeypatch: pytest.MonkeyPatch) -
     plant(monkeypatch, {"n0"}, unknown_op)
     result = normdeploy.optimize(norms(1), runtime="tensorrt")
     assert statuses(result) == {"n0": "fused"}
-    assert any("was not compared: onnxruntime can't load the result" in note for note in result.notes)
+    assert any("was not compared: onnxruntime can load the original model but not" in note for note in result.notes)
 
 
 # ------------------------------------------------------------------ what can't be compared
@@ -350,7 +350,7 @@ def test_each_row_has_a_bound_of_its_own() -> None:
     off = scale.copy()
     off[1] *= 1 + 1e-3
     assert difference(net(text, {"s": scale}), net(text, {"s": scale})) == ""
-    assert "the output 'y' is" in difference(net(text, {"s": scale}), net(text, {"s": off}))
+    assert "output 'y' is" in difference(net(text, {"s": scale}), net(text, {"s": off}))
 
 
 def test_what_is_not_finite_stays_so() -> None:
@@ -361,8 +361,8 @@ def test_what_is_not_finite_stays_so() -> None:
     other = net(
         "n (float[4, 64] x) => (float[4, 64] y) { z = Relu(x) y = Log(z) }"
     )  # -Inf where NaN was counts as the same
-    assert "before" in difference(log, hidden)
-    assert "before" in difference(hidden, log)
+    assert "in the original model" in difference(log, hidden)
+    assert "in the original model" in difference(hidden, log)
     assert difference(log, other) == ""
 
 

@@ -69,14 +69,17 @@ def test_an_input_and_a_dim_of_one_name() -> None:
         (["batch=0:2:4", "seq=1:1:1"], "1 <= min"),
         (["ids=1x1x1:2x8x1:4x9x1"], r"of rank 3, but ids:int64\[batch, seq\] has rank 2"),
         (["mask=1x1x4:2x8x4:4x9x5"], r"dim 2 of mask:int64\[batch, seq, 4\] is fixed at 4"),
-        (["ids=1x1:2x8:4x9", "mask=1x1x4:2x8x4:5x9x4"], "'batch' is 1:2:4 by the profile of input 'ids', but 1:2:5"),
-        (["ids=1x1:2x8:4x9", "batch=1:1:1"], "'batch' is 1:1:1 by its own profile, but 1:2:4"),
+        (
+            ["ids=1x1:2x8:4x9", "mask=1x1x4:2x8x4:5x9x4"],
+            "'batch' has the range 1:2:4 by the profile of input 'ids', but 1:2:5",
+        ),
+        (["ids=1x1:2x8:4x9", "batch=1:1:1"], "'batch' has the range 1:1:1 by its own profile, but 1:2:4"),
         (["batch=1x2:1x2:1x2"], "a dim has one size"),
         (["ids=1x1:2x8"], "has 2 parts instead of min, opt and max"),
         (["ids=1x1:2x8:4"], "mixes ranks: 1x1:2x8:4"),
         (["ids=1x1:2x8:4x"], "can't be read; write name=min:opt:max"),
         (["ids"], "can't be read"),
-        (["batch=1:2:4", "batch=1:2:4"], "gives 'batch' twice"),
+        (["batch=1:2:4", "batch=1:2:4"], "contains 'batch' twice"),
     ],
 )
 def test_profiles_that_make_no_sense(given: list[str], said: str) -> None:

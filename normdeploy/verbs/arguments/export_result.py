@@ -31,7 +31,7 @@ class ModelOrigin:
     loading: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportResult(Renderable):
     """ONNX model with the report of its conversion.
 
@@ -57,6 +57,12 @@ class ExportResult(Renderable):
     precision: PrecisionReport | None = None
     origin: ModelOrigin | None = field(default=None, repr=False, compare=False)
     quantization: QuantizationReport | None = None
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        parts = [str(self.path) if self.path is not None else "in memory", self.summary.summarize()]
+        parts += [report.summarize() for report in (self.precision, self.quantization) if report is not None]
+        return "; ".join(parts)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", _file_state(self.path))

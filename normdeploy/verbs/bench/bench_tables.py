@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ...findings.console_tables import Column, WordTable, make_table
 from ...reports.race_summary import describe_fastest
 
 if TYPE_CHECKING:
@@ -53,26 +52,26 @@ def show_race(console: Console, race: Race) -> None:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
+def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> WordTable:
     far = any(entry.far_error is not None for entry in entries)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     if any(entry.form for entry in entries):
         what = "form"
     else:
         what = "file"
-    for column in (*(["runtime"] if runtimes else []), what):
-        # On a narrow terminal the text wraps inside its column.
-        table.add_column(column, overflow="fold", min_width=11 if column == "runtime" else None)
-    for column in (
-        "median\nms",
-        "p95",
-        "p99",
-        "time,\nof the\nfirst",
-        "95 %",
-        "error",
-        *(["around\n1000"] if far else []),
-    ):
-        table.add_column(column, no_wrap=True, justify="right")
+    names = [Column(name) for name in (*(["runtime"] if runtimes else []), what)]
+    numbers = [
+        Column(name, whole=True, justify="right")
+        for name in (
+            "median\nms",
+            "p95",
+            "p99",
+            "time,\nof the\nfirst",
+            "95 %",
+            "error",
+            *(["around\n1000"] if far else []),
+        )
+    ]
+    table = make_table(*names, *numbers, padding=(0, 1))
     for entry in entries:
         table.add_row(*map(Text, _entry_cells(entry, runtimes, far)), style="red" if entry.reason else "")
     return table

@@ -32,7 +32,7 @@ import torch
 from ...compare.runtime_agreement import find_disagreement
 from ...dtypes import UNIT_ROUNDOFF
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
-from ...findings.rendering import Renderable, make_printable
+from ...findings.rendering import Renderable, ShortRepr, make_printable
 from ...model import LoadedModel, TensorSpec
 from ...precision.half_conversion import recorded_precision
 from ...runtimes import RunResult
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 UNSTEADY = "{}: the times were still changing after {} warm-up rounds; another program keeps the machine busy"
 
 
-@dataclass(frozen=True)
-class RaceEntry:
+@dataclass(frozen=True, repr=False)
+class RaceEntry(ShortRepr):
     """Times and errors of one contestant; times in milliseconds.
 
     Attributes:
@@ -89,8 +89,16 @@ class RaceEntry:
     far_error: float | None = None
     reason: str = ""
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        who = " · ".join(filter(None, (self.norm, self.runtime, self.file, self.form)))
+        if self.median is None:
+            return f"{who}: not timed: {self.reason}"
+        error = "" if self.error is None else f", error {self.error:.1e}"
+        return f"{who}: median {self.median:.3g} ms{error}{f'; {self.reason}' if self.reason else ''}"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Race(Renderable):
     """Result of ``bench``; true if every contestant that could run gave the right answer.
 
@@ -113,6 +121,18 @@ class Race(Renderable):
     machine: MachineInfo
     load: float | None
     notes: tuple[str, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        bad = [entry for entry in self.entries if entry.reason]
+        timed = [entry for entry in self.entries if entry.median is not None and not entry.reason]
+        facts = [f"FAILED, {bad[0].summarize()}"] if bad else []
+        facts.append(f"{len(timed)} of {len(self.entries)} timed in {self.rounds} rounds")
+        if timed and not any(entry.norm for entry in timed):
+            facts.append(f"fastest {min(timed, key=lambda entry: entry.median or 0.0).summarize()}")
+        if self.not_run:
+            facts.append(f"{len(self.not_run)} not run")
+        return "; ".join(facts)
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:

@@ -12,6 +12,7 @@ import onnx
 
 from ...compare.ulp_spacing import allowed_beside_eager
 from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...findings.rendering import ShortRepr
 from ...graphs.file_graph import widen_to_float64
 from ...graphs.proto_queries import module_path
 from ...precision.emulated_half import emulate_half
@@ -44,8 +45,8 @@ from .trial_changes import Cause
 CUDA = ort_title("cuda", optimize=False), ort_title("cuda", optimize=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Fault(ShortRepr):
     """Place that computes a wrong result from right inputs.
 
     Attributes:
@@ -88,6 +89,10 @@ class Fault:
     output_reason: str
     mended_error: float | None = None
     mended: bool = False
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.module or 'the model itself'}, {', '.join(self.nodes[:2])}: {self.kind}: {self.cause}"
 
 
 @dataclass(frozen=True)

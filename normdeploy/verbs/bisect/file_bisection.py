@@ -69,7 +69,7 @@ _UNNAMED = (
 _SEEN = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bisection(Renderable):
     """Result of ``bisect``; true if nothing leaves the bound.
 
@@ -85,6 +85,16 @@ class Bisection(Renderable):
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     reproduction: Reproduction | None = field(default=None, repr=False)
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        if self:
+            return "no output leaves the bound"
+        if self.parity.outcome == "not run":
+            return "nothing was run"
+        if not self.faults:
+            return "the file is wrong, and no node is named"
+        return f"{len(self.faults)} fault{'s' * (len(self.faults) > 1)}; {self.faults[0].summarize()}"
 
     def __bool__(self) -> bool:
         return bool(self.parity)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Engine(Renderable):
     """Built engine.
 
@@ -73,6 +73,12 @@ class Engine(Renderable):
     capability: str = ""
     notes: tuple[str, ...] = ()
     ep_context: EpContext | None = None
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        gpus = ", ".join(self.compute_capabilities) or "every GPU that it knows"
+        size = f"{self.bytes / 1e6:.1f} MB, {self.layers} layers"
+        return f"built, not run; {self.path}: {self.runtime} {self.version}, {size}, for {gpus}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, and that the engine was built but not run.

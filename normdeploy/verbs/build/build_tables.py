@@ -11,6 +11,7 @@ from rich.text import Text
 from ...findings.console_tables import make_table
 from ...findings.finding_groups import group_findings, kind_text, location_text
 from ...findings.records import Finding
+from ...runtimes.trt_runner import explain_missing_gpu
 
 if TYPE_CHECKING:
     from ...engines.ep_context import EpContext
@@ -47,7 +48,7 @@ def show_engine(console: Console, engine: Engine) -> None:
                 + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())
             )
         )
-    console.print("proved: built only, not run")
+    console.print("built; not run (no GPU)" if explain_missing_gpu() else "built; not run")
 
 
 def _context_location(context: EpContext) -> str:

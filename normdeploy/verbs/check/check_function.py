@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import ExtensionError, InputError, NormdeployError
-from ...findings.rendering import Renderable
+from ...findings.rendering import Renderable, ShortRepr
 from ...norms.third_party import is_managed_op
 from ...option_values import TENSORRT
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime
@@ -63,8 +63,8 @@ FINGERPRINT = "normdeploy/v1"
 _MOST = 2**28
 
 
-@dataclass(frozen=True)
-class CheckedFile:
+@dataclass(frozen=True, repr=False)
+class CheckedFile(ShortRepr):
     """Problems of one file.
 
     Attributes:
@@ -76,8 +76,12 @@ class CheckedFile:
     notes: tuple[str, ...] = ()
     error: str = ""
 
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.file}: {self.error or f'{len(self.findings)} findings'}"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Check(Renderable):
     """Result of ``check``; true if all files could be read and nothing fails.
 
@@ -93,6 +97,10 @@ class Check(Renderable):
     baseline: bool = False
     rules: tuple[Rule, ...] = RULES
     unasked: str = ""
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{'passed' if self else 'FAILED'}; {render_check(self).splitlines()[-1]}"
 
     def __bool__(self) -> bool:
         return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)

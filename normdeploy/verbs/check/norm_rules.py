@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from ...findings.records import Finding
+from ...findings.records import STATUS_WORDS, Finding
+from ...findings.rendering import ShortRepr
 from ...graphs.proto_queries import module_path
 from ...norms.function_bodies import calls_by_function, functions_to_rename
 from ...option_values import ACCURATE, TENSORRT, USUAL
@@ -163,8 +164,8 @@ REFUSED_BY_TENSORRT = frozenset({"asymmetric", "int32", "weight-zero-point", "tr
 IDS = tuple(rule.id for rule in RULES)
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(ShortRepr):
     """Breach of one rule; ``normdeploy.verbs.check.check_function`` describes the fields."""
 
     rule: str
@@ -177,6 +178,10 @@ class Problem:
     level: Level = "warning"
     fingerprint: str = ""
     known: bool = False
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{self.level}, {self.rule}{f' at {self.location}' if self.location else ''}: {self.message}"
 
     @property
     def location(self) -> str:
@@ -210,7 +215,7 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     elif deployed and f.status == "folded" and "folded into" in f.became:
         yield replace(at, rule="unfolded", message=f"{f.kind} can be {f.became}")
     elif f.status in ("refused", "undone"):
-        yield replace(at, rule="refused", message=f"{f.kind} is left unchanged: {f.reason}")
+        yield replace(at, rule="refused", message=f"{f.kind} is {STATUS_WORDS[f.status]}: {f.reason}")
     if message := _describe_lost_epsilon(f, precision):
         yield replace(at, rule="eps-lost", message=f"{f.kind}: {message}")
     for half in f.half:

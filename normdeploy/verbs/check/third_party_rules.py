@@ -80,12 +80,12 @@ class ThirdPartyRule:
         Raises:
             ExtensionError: the rule raises, or yields an object that is not a GuestFinding.
         """
-        what = f"has a rule {self.rule.id} that fails"
+        what = f"has a rule {self.rule.id!r} that fails"
         for problem in self.extension.run(what, lambda: [*self.find(copy_model(proto))]):
             texts = [getattr(problem, name, None) for name in GuestFinding.__dataclass_fields__]
             if not isinstance(problem, GuestFinding) or not all(isinstance(text, str) for text in texts):
                 raise self.extension.make_error(
-                    f"has a rule {self.rule.id} that returned {problem}, not a GuestFinding"
+                    f"has a rule {self.rule.id!r} that returned {problem!r:.80}, not a GuestFinding"
                 )
             yield Problem(
                 self.rule.id,
@@ -112,7 +112,7 @@ def load_rules() -> tuple[ThirdPartyRule, ...]:
         for rule in _rules_of_extension(extension):
             if rule.id in every:
                 raise extension.make_error(
-                    f"has a rule {rule.id}, but the package {every[rule.id].extension.package} also has one"
+                    f"has a rule {rule.id!r}, but the package {every[rule.id].extension.package!r} also has one"
                 )
             every[rule.id] = ThirdPartyRule(
                 Rule(rule.id, rule.short, f"{rule.help} (A rule of the package {extension.package}.)", rule.level),
@@ -135,11 +135,13 @@ def _rules_of_extension(extension: Extension) -> list[GuestRule]:
     for rule in several:
         if not isinstance(rule.id, str) or not _ID.fullmatch(rule.id) or rule.id in (*IDS, "all", "none"):
             raise extension.make_error(
-                f"has a rule {rule.id}; an id consists of lowercase letters, digits and hyphens, and must not"
+                f"has a rule {rule.id!r:.80}; an id consists of lowercase letters, digits and hyphens, and must not"
                 " be one of normdeploy's rules"
             )
         if not (isinstance(rule.short, str) and isinstance(rule.help, str) and callable(rule.find)):
-            raise extension.make_error(f"has a rule {rule.id} without texts, or without a function that finds problems")
+            raise extension.make_error(
+                f"has a rule {rule.id!r} without texts, or without a function that finds problems"
+            )
         if rule.level not in get_args(Level):
             raise extension.make_error(
                 f"has a rule {rule.id!r} of the level {rule.level!r}; it is error, warning or note"

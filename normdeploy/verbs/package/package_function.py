@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _WARMUPS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Package(Renderable):
     """Result of ``package``; true if the bundle's own files were run and pass as they are configured.
 
@@ -90,6 +90,11 @@ class Package(Renderable):
     bytes: int
     notes: tuple[str, ...]
     seconds: float
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        verdict = "every sample is as expected" if self else "NOT as expected"
+        return f"{verdict}; {self.path}: {', '.join(self.models)}; {self.files} files, {self.bytes / 1e6:.1f} MB"
 
     def __bool__(self) -> bool:
         used = [r for r in self.judgement.results if self.optimize or "(optimizer on)" not in r.runtime]

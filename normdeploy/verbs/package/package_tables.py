@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...errors import escape_line
-from ...findings.console_tables import make_table
+from ...findings.console_tables import Column, make_table
 
 if TYPE_CHECKING:
     from .package_function import Package
@@ -32,7 +32,12 @@ def show_package(console: Console, made: Package) -> None:
 
 def show_judgement(console: Console, judgement: Judgement) -> None:
     """Print a line for each output and runtime, then the runtimes that were not run."""
-    table = make_table("output", "runtime", "max abs error", "allowed", "verdict", "worst sample")
+    table = make_table(
+        "output",
+        "runtime",
+        *(Column(title, whole=True) for title in ("max abs error", "allowed", "verdict")),
+        "worst sample",
+    )
     for r in judgement.results:
         cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
         table.add_row(*(Text(escape_line(cell)) for cell in cells), style="" if r else "red")

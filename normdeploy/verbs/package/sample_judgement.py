@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judgement(Comparison):
     """Verdicts of the runtimes on the samples.
 

@@ -47,7 +47,7 @@ _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
 _TELLING = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recheck(Renderable):
     """Result of ``recheck``; true if nothing got worse.
 
@@ -65,6 +65,12 @@ class Recheck(Renderable):
     judgement: Judgement | None
     notes: tuple[str, ...]
     seconds: float
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        worse = sum(change.worse for change in self.changes)
+        verdict = f"{worse} got worse" if worse else "nothing got worse"
+        return f"{verdict}; {self.path}: {self.name}, {self.files} files compared, {len(self.changes)} changed"
 
     def __bool__(self) -> bool:
         return not any(change.worse for change in self.changes)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...runtimes.live_runner import LiveRunner
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inference(Renderable):
     """Result of ``run``.
 
@@ -56,6 +56,11 @@ class Inference(Renderable):
     arrays: dict[str, np.ndarray]
     notes: tuple[str, ...]
     seconds: dict[str, float]
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        outputs = ", ".join(f"{name} {text}" for name, text in self.outputs.items())
+        return f"{self.runner}, {self.seconds['run']:.3f} s: {outputs}"
 
     def to_json(self) -> dict[str, Any]:
         """Describe the run without its arrays.

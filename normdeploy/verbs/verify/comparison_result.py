@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Renderable):
     """Result of ``verify``; true if it passes.
 
@@ -55,6 +55,14 @@ class Comparison(Renderable):
     word: str = ""
     limits: tuple[str, ...] = ()
     trace: str = ""
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        from .verify_tables import failure_lines, summarize_verdict
+
+        if self.outcome == "failed":
+            return f"{summarize_verdict(self)}; {failure_lines(self)[0]}"
+        return f"{summarize_verdict(self)}; {len(self.results)} results, {len(self.not_run)} runtimes not run"
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ...compare.error_tally import ErrorTally
+from ...findings.rendering import ShortRepr
 from ...inputs.input_cases import DATASET, EXTREME, HIDDEN, INFINITE, NAN
 from .quantization_budget import AGAINST, BUDGET
 from .reference_models import OWN, runtime_label
@@ -23,8 +24,8 @@ NOT_JUDGED = "--also-default asks for it"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
 
-@dataclass(frozen=True)
-class OutputResult:
+@dataclass(frozen=True, repr=False)
+class OutputResult(ShortRepr):
     """Result of one output in one runtime; true if it passes.
 
     Errors are the default rule's. They are NaN or infinite if the output is, and NaN if there is none.
@@ -64,6 +65,12 @@ class OutputResult:
     by_default: Literal["pass", "fail", ""] = ""
     default_reason: str = ""
     steps: float | None = None
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        what = ", ".join(filter(None, (self.output, self.runtime, self.file)))
+        numbers = f"error {self.max_abs_error:.2e}, allowed {self.allowed:.2e}"
+        return f"{self.verdict}, {what}: {self.reason or numbers}{f', at {self.case}' if self.case else ''}"
 
     def __bool__(self) -> bool:
         return self.verdict == "pass"

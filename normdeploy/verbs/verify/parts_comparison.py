@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartsComparison(Renderable):
     """Result of ``verify_parts``; true if all parts pass.
 
@@ -35,6 +35,12 @@ class PartsComparison(Renderable):
 
     comparisons: Mapping[str, Comparison]
     notes: tuple[str, ...] = ()
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        from .verify_tables import summarize_parts
+
+        return summarize_parts(self)
 
     def __bool__(self) -> bool:
         return bool(self.comparisons) and all(self.comparisons.values())

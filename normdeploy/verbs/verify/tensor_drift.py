@@ -20,6 +20,7 @@ import torch
 
 from ...compare.element_errors import difference_from_float64
 from ...compare.ulp_spacing import allowed_beside_peer, largest_rounded
+from ...findings.rendering import ShortRepr
 from ...graphs.proto_queries import captured_names, forget_dim_names, module_path, strip_invented_module
 from ...inputs.array_conversion import to_numpy
 from ...model import LoadedModel
@@ -55,8 +56,8 @@ class TensorPair:
     place: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class DriftPoint:
+@dataclass(frozen=True, repr=False)
+class DriftPoint(ShortRepr):
     """Error of one pair in one runtime; true if it is allowed (the rule of ``verify``).
 
     Attributes:
@@ -77,6 +78,11 @@ class DriftPoint:
     reason: str = ""
     runtime: str = ""
     file: str = ""
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        numbers = self.reason or f"error {self.error:.2e}, allowed {self.allowed:.2e}"
+        return f"{'pass' if self else 'fail'}, {self.where} {self.tensor!r} in {self.runtime or 'a file'}: {numbers}"
 
     def __bool__(self) -> bool:
         return not self.reason and self.error <= self.allowed

@@ -60,15 +60,14 @@ class ComparisonOptions:
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
-        "Tolerance |error| ≤ ABS + REL·|reference| for one output, or for all. Repeatable.",
+        "|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "Metric that decides: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop; quote it, or"
-        " write NAME:X. Repeatable.",
+        "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )

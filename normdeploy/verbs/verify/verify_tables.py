@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ...errors import NEITHER, escape_line
-from ...findings.console_tables import file_title, make_table
+from ...findings.console_tables import Column, WordTable, file_title, make_table
 from .drift_outline import DRIFT, outline_drift
 
 if TYPE_CHECKING:
@@ -110,6 +108,15 @@ def describe_verdict(parity: Comparison) -> str:
     return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 
 
+def summarize_verdict(parity: Comparison) -> str:
+    """Describe the verdict and the inputs that it rests on.
+
+    Returns:
+        for example "verified on 34 inputs against the model in float64".
+    """
+    return describe_verdict(parity) + _describe_inputs(parity)
+
+
 def _describe_inputs(parity: Comparison) -> str:
     count = len(parity.cases)
     if parity.word:
@@ -123,19 +130,21 @@ def _describe_inputs(parity: Comparison) -> str:
     return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"
 
 
-def _result_table(parity: Comparison, narrow: bool) -> Table:
+def _result_table(parity: Comparison, narrow: bool) -> WordTable:
     """Build the table of results; if ``narrow``, it fits 80 columns without breaking numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     told = [
         i
         for i, column in enumerate(parity.columns)
         if not (narrow and "file" in parity.columns and column == "max rel error")
     ]
-    for column in (parity.columns[i] for i in told):
-        fixed = column.endswith("error") or column in ("allowed", "verdict")
-        table.add_column(
-            column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed
+    columns = [
+        Column(
+            column.replace(" error", "\nerror") if narrow else column,
+            whole=column.endswith("error") or column in ("allowed", "verdict"),
         )
+        for column in (parity.columns[i] for i in told)
+    ]
+    table = make_table(*columns, padding=(0, 1) if narrow else (1, 1))
     bare = replace(parity, results=tuple(replace(result, reason="") for result in parity.results))
     for result, row in zip(parity.results, bare.rows(), strict=True):
         table.add_row(*(Text(row[i]) for i in told), style="" if result else "red")
@@ -149,13 +158,20 @@ def parts_verdict(result: PartsComparison) -> Text:
         one line for each note, then one line with the verdict.
     """
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
+    return Text(notes, style="yellow").append(escape_line(summarize_parts(result)), style="green" if result else "red")
+
+
+def summarize_parts(result: PartsComparison) -> str:
+    """Summarize all files of a ``PartsComparison``.
+
+    Returns:
+        the verdict, with the names of files that fail.
+    """
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
     if failing:
-        verdict = f"{len(failing)} of {count} parts fail: {escape_line(', '.join(failing))}"
-    else:
-        verdict = f"all {count} parts are verified"
-    return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
+        return f"{len(failing)} of {count} parts fail: {', '.join(failing)}"
+    return f"all {count} parts are verified"
 
 
 def show_parts(console: Console, result: PartsComparison) -> None:

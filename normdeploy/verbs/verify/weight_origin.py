@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from ...findings.rendering import ShortRepr
 from ...types import Array, Arrays
 from .bias_shifts import Shifts, find_partial_shifts, find_shift
 from .compute_budget import BudgetClock
@@ -31,8 +32,8 @@ class WeightOrigin(StrEnum):
     ALTERED = "altered"
 
 
-@dataclass(frozen=True)
-class AuditedWeight:
+@dataclass(frozen=True, repr=False)
+class AuditedWeight(ShortRepr):
     """Initializer that is not an unchanged tensor of the model; false if it was altered.
 
     Attributes:
@@ -51,6 +52,10 @@ class AuditedWeight:
     difference: float = 0.0
     reason: str = ""
     elements: int = 0
+
+    def summarize(self) -> str:
+        """Return the main facts in one line."""
+        return f"{'pass' if self else 'fail'}, {self.name!r} of {self.file}: {self.reason or self.origin}"
 
     def __bool__(self) -> bool:
         return self.origin is not WeightOrigin.ALTERED

@@ -194,11 +194,10 @@ def test_a_result_without_a_model_says_so(result: ExportResult) -> None:
 
 
 def test_results_print_as_the_command_line_does(result: ExportResult, net: Net) -> None:
-    assert "fused LayerNormalization(axis=-1" in str(result)
+    assert "fused into LayerNormalization(axis=-1" in str(result)
     assert str(result).splitlines()[-1].startswith("1 fused;")
-    assert len(repr(result)) < 4000, "the weights are no part of it"
     summary, parity = normdeploy.inspect(net, X), normdeploy.verify(result, seeds=1)
-    assert "would fuse it" in str(summary)
+    assert "would be fused into" in str(summary)
     assert str(parity).splitlines()[-1].startswith("verified")
     assert "nothing to find" in str(normdeploy.bisect(result, seeds=1))
     assert "float32[4, 8]" in str(normdeploy.run(result))
@@ -231,3 +230,33 @@ def test_completion_shows_the_verbs_before_one_is_used() -> None:
     code = "import normdeploy; print(sorted(set(normdeploy.__all__) - set(dir(normdeploy))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_repr_of_real_results_is_one_line_that_begins_with_the_verdict(result: ExportResult, net: Net) -> None:
+    parity = normdeploy.verify(result, seeds=1)
+    with normdeploy.open_runner(result) as runner:
+        assert repr(runner).startswith(f"<{type(runner).__name__}: onnxruntime")
+        told = [repr(runner)]
+    told += [
+        repr(made)
+        for made in (
+            result,
+            normdeploy.inspect(net, X),
+            parity,
+            parity.results[0],
+            normdeploy.bisect(result, seeds=1),
+            normdeploy.run(result),
+            normdeploy.check(result),
+        )
+    ]
+    assert all(len(text) <= 300 and "\n" not in text for text in told), told
+    for begins in (
+        "<ExportResult: in memory; 1 fused; norm nodes ",
+        "<Summary: 1 fused; norm nodes ",
+        "<Comparison: verified",
+        "<OutputResult: pass, ",
+        "<Bisection: no output leaves the bound>",
+        "<Check: passed; 1 file: 0 errors",
+    ):
+        assert any(text.startswith(begins) for text in told), (begins, told)
+    assert any(text.startswith("<Inference: onnxruntime") and "float32[4, 8]" in text for text in told)

@@ -53,7 +53,7 @@ def test_rounding_agrees_and_a_wrong_answer_does_not() -> None:
     holed = y.copy()
     holed[3] = np.nan
     for found, said in (
-        ([holed], "not finite"),
+        ([holed], "other NaN or infinite elements"),
         ([y, y], "2 outputs, 1 expected"),
         ([y[:3]], "has shape [3], [50] expected"),
     ):

@@ -134,7 +134,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
     (tmp_path / "made" / "mine").write_text("kept")
     with pytest.raises(NormdeployError, match="not an empty folder; choose another name"):
         normdeploy.export_parts(folder, tmp_path / "made")
-    with pytest.raises(NormdeployError, match="no folder 'nowhere'; make it first"):
+    with pytest.raises(NormdeployError, match="folder 'nowhere' does not exist; create it first"):
         normdeploy.export_parts(folder, tmp_path / "nowhere" / "made")
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["mine"]
 
@@ -142,7 +142,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--input", "x[batch,4]"], "inputs is of one part"),
+        (["--input", "x[batch,4]"], "inputs applies to one part"),
         (["--model", "a:b"], "model applies to one part"),
         (["--precision", "fp16", "--calibrate", "x.npz"], "--calibrate has the inputs of one part"),
     ],

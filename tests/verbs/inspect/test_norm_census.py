@@ -404,13 +404,13 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
     assert "have no root after them" in said("m = ReduceMean(x, ax) y = Sub(x, m)", "y")
     assert "has no reduction before it" in said("y = Sqrt(x)", "y")
     assert "no norm was recognized around the root" in said(f"{BIASED} r = Sqrt(v) y = Concat<axis = 1>(r, r)", "r")
-    assert "the nearest norm is LayerNorm 'n' (refused)" in said(CLAMPED, "y")
+    assert "the nearest norm is LayerNorm 'n' (skipped)" in said(CLAMPED, "y")
     assert "an input or a constant" in said(CLAMPED, "x")
 
 
 def test_unknown_names_are_refused_with_their_neighbours() -> None:
     proto = model(NORMED + " variance_of_x = Relu(n) y = Relu(variance_of_x)")
-    with pytest.raises(InputError, match="near it: variance_of_x"):
+    with pytest.raises(InputError, match="similar names: variance_of_x"):
         take_census(proto, explain="varience_of_x")
     with pytest.raises(InputError, match="norms were found at n"):
         take_census(proto, explain="qqqqqqqqqqq")

@@ -157,7 +157,7 @@ SPOILT = {
     "the bill of materials": (rewrite(SBOM, b"{}"), f"{SBOM} was sha256"),
     "no bill of materials": (lambda b: (b / SBOM).unlink(), f"{SBOM} was .* and is gone"),
     "no signature": (lambda b: (b / PROVENANCE).unlink(), "is not signed: provenance.intoto.jsonl not found"),
-    "the statement": (resigned(lambda s: s["subject"].pop()), "was changed since"),
+    "the statement": (resigned(lambda s: s["subject"].pop()), "was changed afterwards"),
     "a new file": (lambda b: (b / "new").write_text(""), "new was not signed"),
     "a new folder": (lambda b: (b / "new").mkdir(), "new/ was not signed, and is a link or special file"),
     "a link": (linked, "README.md was sha256 .* and is a link"),

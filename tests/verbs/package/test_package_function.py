@@ -152,7 +152,7 @@ def test_only_a_model_that_takes_single_rows_is_batched() -> None:
 
     assert served(1) == ServingOptions(8, (4, 8), 1)
     assert served(2) == ServingOptions(0, (), 1, "the dim 'n' is at least 2, but Triton also sends single rows")
-    with pytest.raises(InputError, match="'n' is 2 at least"):
+    with pytest.raises(InputError, match="'n' is at least 2"):
         served(2, 8)
 
 
