@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from .console_tables import Column, make_table
+from .console_tables import Column, WordTable, make_table
 from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 from .records import QuantizedLayer
 
@@ -39,7 +38,7 @@ def show_quantization(console: Console, account: QuantizationReport) -> None:
         console.print(Text(f"note: {note}", style="yellow"))
 
 
-def _layer_table(layers: Sequence[LayerReport]) -> Table:
+def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
     """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
@@ -71,7 +70,7 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
     return list(lots.values())
 
 
-def _metric_table(judged: Sequence[MetricReport]) -> Table:
+def _metric_table(judged: Sequence[MetricReport]) -> WordTable:
     numbers = (Column(title, whole=True) for title in ("quantized", "float32", "wanted", "verdict"))
     told = make_table("output", "metric", *numbers)
     for j in judged:
@@ -83,7 +82,7 @@ def _metric_table(judged: Sequence[MetricReport]) -> Table:
     return told
 
 
-def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
+def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> WordTable:
     told = make_table("left in float", "metric", Column("before", whole=True), Column("after", whole=True))
     for e in exclusions:
         told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
