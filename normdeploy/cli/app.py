@@ -29,7 +29,7 @@ class _PlainHelp:
     """
 
     def __init__(self, *args: Any, help: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, help=_unwrap_lines(help), **kwargs)
+        super().__init__(*args, help=_unwrap_lines(help), **kwargs)  # type: ignore[call-arg]
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]
