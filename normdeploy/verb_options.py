@@ -358,8 +358,8 @@ class ConversionOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: what the file has to reach on samples that do not calibrate, such as cosine:0.995; layers"
-        " stay float until it does. Repeatable.",
+        "With --quantize: metric to reach on samples not used for calibration, such as cosine:0.995; layers stay float"
+        " until it is met. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )

@@ -19,6 +19,8 @@ from tests.changed import files_of
         ("normdeploy/engines/builder_client.py", "tests/engines/test_builder_client.py"),
         ("normdeploy/engines/builder_process.py", "tests/engines/test_ep_context.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
+        ("README.md", "tests/test_words.py"),
+        ("normdeploy/errors.py", "tests/test_words.py"),
         ("docs/how-to/dynamic-batch.md", "tests/test_docs.py"),
         ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
         ("examples/fleet/airflow/normdeploy_fleet.py", "tests/fleet/test_fleet_examples.py"),

@@ -422,7 +422,7 @@ def test_a_package_that_breaks_the_contract_is_named_and_nothing_written(
     module, out = install(tmp_path, monkeypatch, changed(change)), tmp_path / "out.onnx"
     assert command(monkeypatch, "optimize", plain, "-o", out, "--fuse", "portable") == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: the package {module!r} brings '{module}:NORMS' for normdeploy.norms 'guests'")
+    assert error.startswith(f"error: the package {module!r} provides '{module}:NORMS' for normdeploy.norms 'guests'")
     assert re.search(said, error)
     assert "Traceback" not in error
     assert len(error.splitlines()) == 1

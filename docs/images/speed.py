@@ -168,8 +168,8 @@ def picture() -> str:
         '<rect class="ground" width="100%" height="100%" rx="8"/>',
         '<text class="title" x="20" y="28">Times faster in onnxruntime on a CPU, one thread</text>',
         (
-            '<text class="small" x="20" y="46">normdeploy\'s file against the file of torch\'s exporter; whole models'
-            " and int8 at batch 1</text>"
+            '<text class="small" x="20" y="46">against the file of torch\'s exporter; int8 against normdeploy\'s'
+            " float32 file; models at batch 1</text>"
         ),
         *grid,
         *body,

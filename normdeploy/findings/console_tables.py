@@ -149,13 +149,13 @@ def _count_lines(text: str, width: int) -> int:
     for line in text.split("\n"):
         count += 1
         used = 0
-        for word in line.split():
+        for gap, word in re.findall(r"(\s*)(\S+)", line):
             length = cell_len(word)
-            if used and used + 1 + length > width:
+            if used and used + len(gap) + length > width:
                 count += 1
                 used = 0
             if length <= width:
-                used += length + (used > 0)
+                used += length + len(gap) * (used > 0)
                 continue
             for part in map(cell_len, _iter_parts(word)):
                 if used and used + part > width:

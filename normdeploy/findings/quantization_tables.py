@@ -39,7 +39,7 @@ def show_quantization(console: Console, account: QuantizationReport) -> None:
 
 
 def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
-    """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
+    """Build a table with one line for layers that differ only in names and numbers; reports list each layer."""
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
@@ -61,7 +61,7 @@ def _layer_table(layers: Sequence[LayerReport]) -> WordTable:
 
 
 def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]]:
-    """Layers that differ in their names and numbers alone, in the order of the first."""
+    """Group layers that differ only in names and numbers, in the order of the first."""
     lots: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in layers:
         weight = layer.weight.split(" for each")[0]

@@ -62,6 +62,14 @@ def test_call_of_long_word_breaks_behind_parenthesis() -> None:
     )
 
 
+def test_gap_of_several_spaces_breaks_no_cell_that_fits() -> None:
+    out = io.StringIO()
+    grid = make_grid(Column(""), Column(""))
+    grid.add_row("m", "Max(v, 1e-05)  ← the clamp")
+    Console(file=out, width=80).print(grid)
+    assert "Max(v, 1e-05)  ← the clamp" in out.getvalue()
+
+
 def test_grid_has_no_titles() -> None:
     out = io.StringIO()
     grid = make_grid(Column("", whole=True), Column(""))

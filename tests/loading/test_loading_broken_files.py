@@ -95,7 +95,7 @@ def test_foreign_and_broken_files(tmp_path: Path, content: bytes, message: str) 
 
 
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="no file"):
+    with pytest.raises(LoadError, match="file not found"):
         load(tmp_path / "missing.pt")
     with pytest.raises(LoadError, match="is an empty folder"):
         load(tmp_path)

@@ -368,13 +368,13 @@ def test_unfitting_weights_and_missing_inputs_are_named_at_once(net: Any) -> Non
     torch.save(state, "w.pt")
     with pytest.raises(LoadError) as raised:
         load("w.pt", model=net.where)
-    for fault in (removed, "foreign.weight", "Besides, Net needs example inputs", "--input 'x:"):
+    for fault in (removed, "foreign.weight", "Also, Net needs example inputs", "--input 'x:"):
         assert fault in str(raised.value)
 
 
 def test_unfitting_weights_and_unknown_inputs_are_named_at_once(net: Any) -> None:
     torch.save({"a.weight": torch.ones(2)}, "w.pt")
-    with pytest.raises(LoadError, match=r"(?s)1 not in the model.*Besides, the input 'y' is not a parameter of"):
+    with pytest.raises(LoadError, match=r"(?s)1 not in the model.*Also, the input 'y' is not a parameter of"):
         load("w.pt", model=net.where, inputs=["x[batch,3]", "y[batch,3]"])
 
 

@@ -478,7 +478,7 @@ def test_a_model_that_draws_random_numbers_is_not_compared(slow: bool, monkeypat
     )
     for _ in range(3):
         found = normdeploy.optimize(proto)
-        assert any("it draws random numbers" in note for note in found.notes)
+        assert any("the model draws random numbers" in note for note in found.notes)
 
 
 CONSTANTS = {"five": np.float32(5), "nine": np.float32(9), "hundred": np.float32(100), "one": np.float32(1)}

@@ -184,7 +184,7 @@ def other_body(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (("X, scale, bias", "X, bias, scale"), "reads tensors that differ"),
         (("epsilon: float = @epsilon", "epsilon: float = 1e-6"), "has the attributes"),
         (("Y = Quant", "twice = Add (result, result) Y = Quant"), "differ from the nodes of"),
-        ((" Y = QuantizeLinear (", " other = QuantizeLinear ("), "other"),
+        ((" Y = QuantizeLinear (", " other = QuantizeLinear ("), "its results differ"),
     ],
     indirect=["other_body"],
     ids=["saturate", "unnormalized", "swapped", "epsilon", "twice", "no result"],

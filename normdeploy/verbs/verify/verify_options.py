@@ -60,14 +60,15 @@ class ComparisonOptions:
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
-        "|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
+        "Tolerance |error| ≤ ABS + REL·|reference| for one output, or for all. Repeatable.",
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
+        "Metric that decides: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop; quote it, or write NAME:X."
+        " Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )

@@ -116,7 +116,7 @@ def test_an_output_of_another_shape_and_name_is_compared_and_its_pool_named(tmp_
 
     found = bisected(pooled(ceil_mode=False), written(pooled(ceil_mode=True), tmp_path / "ceil.onnx", "pooled"))
     told = str(found)
-    assert "its shape is [2, 3, 2, 2], the reference's is [2, 3, 1, 1]" in told
+    assert "its shape is [2, 3, 2, 2], but the reference's is [2, 3, 1, 1]" in told
     assert "MaxPool" in found.faults[0].nodes[0]
 
 

@@ -411,7 +411,7 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
         ({"provider": "tpu"}, "unknown provider 'tpu'"),
         ({"instances": 0}, "instances is 0"),
         ({"instances": 2**40}, "pass 1 to 1024 instances"),
-        ({"engines": ["none.engine"]}, "no engine 'none.engine'"),
+        ({"engines": ["none.engine"]}, "engine not found: 'none.engine'"),
         ({"report_from": __file__}, "is not a report of normdeploy"),
         ({"output": "no/folder"}, "folder not found: 'no'"),
         ({"output": __file__}, "it is a file"),

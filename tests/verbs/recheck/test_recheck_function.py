@@ -71,7 +71,7 @@ def flip(path: Path) -> None:
             lambda b: (b / "model_repository/model_onnx/config.pbtxt").write_text("{"),
             "config",
             "config.pbtxt",
-            "can't be read",
+            "can't read",
         ),
         (
             lambda b: (b / "model_repository/model_onnx/warmup/0_0.bin").write_bytes(b"1"),
@@ -295,7 +295,7 @@ def test_a_sample_that_unpacks_to_more_than_itself_is_refused(bundle: Path) -> N
     np.savez_compressed(path, x=np.zeros((100_000, 8), np.float32))
     entry = {"sha256": normdeploy.storage.onnx_files.hash_file(path), "bytes": path.stat().st_size}
     edited(bundle, lambda m: m["files"].update({"samples/000.inputs.npz": entry}))
-    with pytest.raises(InputError, match="unpacks to 3200128 bytes, more than"):
+    with pytest.raises(InputError, match="unpacks to 3200128 bytes, but at most"):
         normdeploy.recheck(bundle)
 
 
