@@ -152,7 +152,7 @@ def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
 def _describe_weight(layer: QuantizedLayer) -> str:
     if not layer.weight:
         return ""
-    each = {"tensor": "one scale", "": "scale behind it"}.get(layer.granularity, layer.granularity)
+    each = {"tensor": "one scale", "": "scale after it"}.get(layer.granularity, layer.granularity)
     return f"{layer.weight}, {each}" + ("" if layer.weight_symmetric else ", zero points")
 
 

@@ -22,6 +22,7 @@ from ..errors import InputError, NormdeployError
 from ..graphs.declared_inputs import declared_inputs
 from ..graphs.proto_queries import value_info_type
 from ..graphs.shape_inference import infer_types
+from ..inputs.array_conversion import advise_on_shape
 from ..model import Dim, InputSpec
 from ..ort_sessions.session import open_session
 from ..storage.npz_files import read_npz
@@ -263,6 +264,7 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
             f"input {other!r} is a sequence, an optional or has no type, so it can't be calibrated; make it a tensor"
         )
     wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    declared = {stated.name: stated.dims for stated in declared_inputs(proto.graph)}
     optional = initializers & set(wanted)
     cast = []
     for number, sample in enumerate(samples):
@@ -280,8 +282,26 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
                     f"calibration sample {number}: input {name!r} is {array.dtype}, but the model expects "
                     f"{wanted[name]}; convert it"
                 )
+            _require_fitting_shape(number, name, array.shape, declared.get(name))
         cast.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
     return cast
+
+
+def _require_fitting_shape(
+    number: int, name: str, given: tuple[int, ...], dims: Sequence[int | str | None] | None
+) -> None:
+    if dims is None:
+        return
+    if len(given) == len(dims) and all(
+        not isinstance(d, int) or d == size for d, size in zip(dims, given, strict=True)
+    ):
+        return
+    expected = ", ".join("?" if d is None else str(d) for d in dims)
+    sizes = [d if isinstance(d, int) else None for d in dims]
+    raise InputError(
+        f"calibration sample {number}: input {name!r} has shape [{expected}], but got {list(given)};"
+        f" {advise_on_shape(name, sizes, given)}"
+    )
 
 
 def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
