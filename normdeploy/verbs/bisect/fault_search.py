@@ -204,7 +204,7 @@ class FaultSearch(FaultTracer):
         return self._make_fault(tensor, places, cause, first.points.get(tensor) or self.at_output, module=module)
 
     def _find_global_fault(self) -> Fault | None:
-        """Find a fault of the whole file: weights of another checkpoint, exchanged modules, or training mode."""
+        """Find a fault of the whole file: weights of another training state, exchanged modules, or training mode."""
         nodes = self._exact.nodes
         replacement = replace_weights(self._model, self._bench.proto)
         if replacement.cause is not None and (error := self._error_of_file(replacement.proto)) is not None:
