@@ -1,8 +1,9 @@
 """Define each option of the verbs once, as a field of a frozen dataclass with its flag and its help.
 
-Three places read these fields. The command line makes its options from them (`normdeploy.cli.options`), and a verb in
-Python its keywords (`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`). The schema of
-``fleet.toml`` takes its keys from them. Import nothing heavy here.
+Three places read these fields. The command line makes its options from them (`normdeploy.cli.options`). Each verb's
+Python function takes its keywords from them
+(`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`). The schema of ``fleet.toml`` takes its keys
+from them. Import nothing heavy here.
 """
 
 from __future__ import annotations
@@ -109,11 +110,11 @@ def option_field(default: Any, flag: str, help: str, **spelling: Any) -> Any:
 
 
 def repeat_option_field(options: type, name: str) -> Any:
-    """Declare a field again with the default and the spelling that it has in other options.
+    """Declare a field again, with the default and the command-line spelling of the first declaration.
 
     Args:
-        options: dataclass that declares the field.
-        name: name of the field there.
+        options: dataclass with the first declaration.
+        name: name of the field in ``options``.
 
     Returns:
         a dataclass field.
@@ -159,7 +160,7 @@ def as_keywords(options: Any, *groups: type) -> dict[str, Any]:
     """Convert a record of options to keyword arguments.
 
     Args:
-        groups: option classes whose fields to take; none given: all fields of ``options``.
+        groups: option classes that select the fields; without any, all fields of ``options`` are taken.
 
     Returns:
         field name -> value.
@@ -282,12 +283,12 @@ _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
 
 @dataclass(frozen=True, kw_only=True)
 class RunnersOption:
-    """Runtimes besides onnxruntime to run ONNX files in."""
+    """Option for more runtimes than onnxruntime that run ONNX files."""
 
     runners: Sequence[str] = option_field(
         (),
         "--runner",
-        "Also run ONNX files in an installed package's runtime. Repeatable.",
+        "Also run ONNX files in this runtime, which an installed package provides. Repeatable.",
         metavar="NAME",
         type=list[str] | None,
     )
@@ -316,7 +317,9 @@ class ConversionOptions:
 
     # Required proofs.
     strict: bool = option_field(
-        False, "--strict", "Fail if a rewrite fails its proof; without it, the rewrite is undone."
+        False,
+        "--strict",
+        "Fail if a rewrite fails its proof; without it, the rewrite is undone and its norm is listed as skipped.",
     )
     strict_proof: bool = option_field(
         False,
@@ -335,7 +338,7 @@ class ConversionOptions:
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "Inputs by name that find out-of-range values; with --quantize, calibration samples. Repeatable.",
+        "Input arrays by name, run to find out-of-range values; with --quantize, calibration samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
@@ -351,7 +354,7 @@ class ConversionOptions:
     calibration: str | None = option_field(
         None,
         "--calibration",
-        "With --quantize: method that finds ranges: minmax (default), entropy or percentile.",
+        "With --quantize: method to choose ranges from the samples: minmax (default), entropy or percentile.",
         metavar="METHOD",
         type=Calibrator | None,
     )
@@ -387,7 +390,7 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Compare the whole model before and after if its weights take at most this many bytes.",
+        "Compare the whole model's outputs before and after the rewrites, if its weights take at most this many bytes.",
         metavar="BYTES",
         minimum=0,
     )

@@ -25,7 +25,7 @@ from .verbose import add_common_options
 class _PlainHelp:
     """Help whose sentences flow and whose flags take no value.
 
-    typer keeps the line breaks of a docstring, and writes <bool> behind a flag.
+    typer keeps the line breaks of a docstring, and writes <bool> after a flag.
     """
 
     def __init__(self, *args: Any, help: str | None = None, **kwargs: Any) -> None:
@@ -96,7 +96,9 @@ app.command(cls=_VerbCommand)(add_common_options(package.package))
 app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
 
 of_fleets = typer.Typer(
-    cls=_VerbGroup, no_args_is_help=True, help="Run many models on many targets; only changed ones run again."
+    cls=_VerbGroup,
+    no_args_is_help=True,
+    help="Run many models on many targets; steps whose inputs are unchanged do not run again.",
 )
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
     of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))

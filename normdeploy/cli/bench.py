@@ -28,7 +28,7 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Race a model in eager and torch.compile against ONNX files and engines, in turns.
+    """Benchmark a model in eager mode and torch.compile against ONNX files and engines; all take turns.
 
     Exit code 1: an answer is wrong.
     Exit code 3: no answer is wrong, but a file was not run.

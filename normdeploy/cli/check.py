@@ -41,10 +41,10 @@ def check(
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
-    """Judge the normalizations of files for CI.
+    """Check the normalizations of files for CI.
 
-    Exit code 1: a finding of --fail-on, or an unreadable file.
-    Exit code 3: neither, but a runtime that a rule needs is not installed.
+    Exit code 1: a rule of --fail-on has a finding, or a file is unreadable.
+    Exit code 3: neither applies, but a runtime that a rule needs is not installed.
     """
     from ..verbs.arguments.argument_validation import require_writable_output
     from ..verbs.check.check_function import find_onnx_files

@@ -28,7 +28,7 @@ FleetFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TablesOptions:
-    """Files that a run's cells are written to."""
+    """Options for the files that receive the results of a run's cells."""
 
     html: Path | None = option_field(None, "--html", "Also write the results as an HTML page.", metavar="FILE.html")
     markdown: Path | None = option_field(
@@ -47,7 +47,9 @@ class StoredOptions:
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
-    """Run every step that is not in the store.
+    """Run every step that has no result in the store.
+
+    A cell is one model in one variant on one target.
 
     Exit code 1: a cell is wrong or failed.
     Exit code 3: no cell is wrong, but one was not run.
@@ -80,7 +82,7 @@ def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> Non
 
 
 def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> None:
-    """Show the cells in the store without running anything."""
+    """Show the stored state of each cell (model/variant/target) without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -95,8 +97,8 @@ def diff(
             "--against",
             metavar="LIBRARY=VERSION",
             help=(
-                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95; without it, the changes on this"
-                " machine. Repeatable."
+                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95; without it, show the effect of"
+                " changes already made on this machine. Repeatable."
             ),
         ),
     ] = None,
@@ -104,7 +106,7 @@ def diff(
     options: FleetOptions,
     tables: TablesOptions,
 ) -> None:
-    """Show which cells an update would make stale, without running anything."""
+    """Show which cells (model/variant/target) an update would make stale, without running anything."""
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
@@ -120,7 +122,10 @@ def diff(
 def show(
     file: FleetFile,
     name: Annotated[
-        str, typer.Argument(help="A cell (model/variant/target), one of its steps, or the start of a key.")
+        str,
+        typer.Argument(
+            help="Name of a cell (model/variant/target) or of one of its steps, or the start of a step's key."
+        ),
     ],
     options: StoredOptions,
     log: Annotated[bool, typer.Option("--log", help="Print each step's log.")] = False,
@@ -129,7 +134,7 @@ def show(
         typer.Option("--output", "-o", metavar="FOLDER", help="Copy the steps' outputs into a new folder."),
     ] = None,
 ) -> None:
-    """Show the steps of a cell in the last run: commands, dependencies, outputs and logs."""
+    """Show the steps of a cell (model/variant/target) in the last run: commands, dependencies, outputs and logs."""
     from ..fleet import step_details
     from ..fleet.fleet_tables import show_steps
 
@@ -152,7 +157,7 @@ def publish(
     options: PublishOptions,
     shown: QuietOption,
 ) -> None:
-    """Publish the bundles of verified cells.
+    """Publish the bundles of verified cells (model/variant/target).
 
     Exit code 1: a bundle was refused.
     """
@@ -170,11 +175,12 @@ def publish(
 def gc(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
     older: Annotated[
-        float, typer.Option("--older", min=0, metavar="DAYS", help="Delete objects unused for DAYS.")
+        float,
+        typer.Option("--older", min=0, metavar="DAYS", help="Select objects unused for DAYS; only --yes deletes them."),
     ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete the objects; without it, only count them.")] = False,
 ) -> None:
-    """List the objects of a store that no recent run uses, or delete them with --yes."""
+    """Count the objects of a store that no recent run uses; with --yes, delete them."""
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)

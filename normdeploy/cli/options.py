@@ -36,7 +36,11 @@ Output = Annotated[
 
 TrustedKeys = Annotated[
     list[Path] | None,
-    typer.Option("--trust", metavar="PUBLIC.pem", help="Accept only content signed with this key. Repeatable."),
+    typer.Option(
+        "--trust",
+        metavar="PUBLIC.pem",
+        help="Public key; only content signed with the given keys is accepted. Repeatable.",
+    ),
 ]
 
 

@@ -24,7 +24,7 @@ def package(
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes.
 
-    Exit code 1: a runtime gives wrong results on the samples with the models' configuration.
+    Exit code 1: a runtime, configured as in the bundle, gives wrong results on the samples.
     Exit code 3: no result is wrong, but an engine was not run.
 
     The bundle is written in both cases.

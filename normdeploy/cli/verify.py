@@ -79,7 +79,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     """Return the one folder among ``files``.
 
     Raises:
-        InputError: other files are given beside it, or options for a single file.
+        InputError: the user gives other files with the folder, or options for a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}

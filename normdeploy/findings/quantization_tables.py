@@ -1,5 +1,4 @@
-"""What became of each linear layer where a model was quantized, and what a quantized file says of itself, for the
-terminal."""
+"""Print the result of a quantization for each linear layer, and the quantized layers of a file."""
 
 from __future__ import annotations
 
@@ -18,7 +17,12 @@ _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "fl
 
 
 def quantization_summary(account: QuantizationReport) -> RenderableType:
-    """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
+    """Build the tables of a quantization.
+
+    Returns:
+        a table of the layers, the metrics compared with float32, the effect of each excluded layer, and the totals with
+        the refused migrations.
+    """
     parts: list[RenderableType]
     if account.layers:
         parts = [_layer_table(account.layers)]
@@ -32,7 +36,7 @@ def quantization_summary(account: QuantizationReport) -> RenderableType:
 
 
 def show_quantization(console: Console, account: QuantizationReport) -> None:
-    """`table`, and the notes."""
+    """Print `quantization_summary` and the notes."""
     console.print(quantization_summary(account))
     for note in account.notes:
         console.print(Text(f"note: {note}", style="yellow"))
@@ -116,7 +120,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
         if migration.status == "made":
             made.setdefault(migration.kind, set()).add(migration.norm)
         else:
-            # those of one reason in one line, whatever the nodes are called
+            # Group refusals that differ only in the names of nodes into one line.
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
         if len(alike) > 1:
@@ -130,7 +134,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
-    """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
+    """Print the quantized layers of a file: one row for each linear layer or convolution, then the totals."""
     told = make_table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(

@@ -15,8 +15,8 @@ class FleetOptions:
     """Options for the store, the models, and the trusted keys.
 
     Args:
-        store: folder, or URL that fsspec reads. None takes that of the fleet file, else NORMDEPLOY_STORE, else the
-            folder "store" beside the file.
+        store: folder, or URL that fsspec reads. None takes the store of the fleet file, else NORMDEPLOY_STORE, else the
+            folder "store" beside the fleet file.
         only: patterns of models or of model/variant; all other models are skipped.
         trust: PEM files of public keys; only records that one of them has signed are trusted.
     """
@@ -31,14 +31,14 @@ class FleetOptions:
     only: Sequence[str] = option_field(
         (),
         "--only",
-        "Only models, or model/variant, that match. Repeatable.",
+        "Include only models, or model/variant, that match this pattern. Repeatable.",
         metavar="PATTERN",
         type=list[str] | None,
     )
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Trust only records signed with this key. Repeatable.",
+        "Public key; only records signed with the given keys are trusted. Here, --trust runs no code. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )
@@ -55,7 +55,10 @@ class PlacementOptions:
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
     on: str = option_field(
-        "local", "--on", "local, or the address of a Ray cluster: auto, ray://head:10001.", metavar="WHERE"
+        "local",
+        "--on",
+        "local: run steps on this machine; otherwise the address of a Ray cluster: auto, ray://head:10001.",
+        metavar="WHERE",
     )
     jobs: int | None = option_field(None, "--jobs", "Parallel steps on this machine. Default: one per CPU.", minimum=1)
     only: Sequence[str] = repeat_option_field(FleetOptions, "only")
@@ -66,8 +69,8 @@ class SigningOptions:
     """Options for signing and trust.
 
     Args:
-        sign: PEM file of a private key that signs records and bundles. Then only records are trusted that this key or
-            one of ``trust`` has signed (docs/evidence.md).
+        sign: PEM file of a private key that signs records and bundles. Then a record is trusted only if this key or one
+            of ``trust`` has signed it (docs/evidence.md).
         trust: PEM files of public keys.
     """
 

@@ -1,13 +1,16 @@
 """Schedule the steps of a fleet: results in the store are reused, and all other steps run on a pool.
 
-Only a few jobs are in memory at a time, independent of the fleet's size; their ends are yielded in the fleet's order. A
-step without a result ends the steps behind it, and nothing else. The states of a step are:
+Only a few jobs are in memory at a time, independent of the fleet's size. The ends of jobs are yielded in the fleet's
+order. If a step has no result, the later steps of the job that need the result end too; all others go on.
 
-    decided: ended by one before it │ not run: no machine │ its record is looked up
-    looked up: ended by its record │ ready
-    ready: claimed, if the pool has room │ claimed by another driver, and decided again
-    claimed: ended by a record written meanwhile │ run by the pool
-    returned: ended │ decided again, if its machine vanished or its input is damaged
+A step goes through these stages:
+
+1. Decide. If an earlier step blocks the step, it ends. If no machine can run it, it ends as "not run". Otherwise its
+   record is looked up in the store.
+2. Look up. If the store has a record, the step ends with it. Otherwise the step is ready.
+3. Claim, when the pool has room. If another driver or job has the claim, the step is decided again later. If a record
+   was written since the lookup, the step ends with it. Otherwise the pool runs the step.
+4. Return. The step ends with its result. If its machine vanished or an input is damaged, the step is decided again.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class StepPool(Protocol):
 
     @property
     def size(self) -> int:
-        """Return the number of steps that it can run at a time."""
+        """Return the number of steps that the pool can run at a time."""
 
     @property
     def machines(self) -> Sequence[FleetMachine]: ...
@@ -72,7 +75,7 @@ class StepPool(Protocol):
 
 @dataclass(frozen=True)
 class _SubmittedStep:
-    """Step that the pool runs; its key is claimed."""
+    """Step that the pool runs, and whose key this driver has claimed."""
 
     run: JobState
     task: StepTask
@@ -159,7 +162,7 @@ class Scheduler:
                 self._decide_step(run, step)
 
     def _decide_step(self, run: JobState, step: JobStep) -> None:
-        """End a step that can't run, or look up the record of one that can."""
+        """End a step that can't run; look up the record of a step that can."""
         if (end := run.blocked_end(step)) is not None:
             self._record_end(run, end)
             return
@@ -207,7 +210,7 @@ class Scheduler:
             run.ready[step.name] = replace(task, made=made), machine
 
     def _submit_ready_steps(self, active: Sequence[JobState]) -> None:
-        """Claim as many steps as the pool can take, those of the first jobs first; other drivers may take the rest."""
+        """Claim as many steps as the pool has room for, in the order of the jobs; other drivers may claim the rest."""
         assert self.pool is not None or not any(run.ready for run in active)
         for run in active:
             for step in [s for s in run.steps if s.name in run.ready]:
@@ -223,7 +226,7 @@ class Scheduler:
             """Claim a step unless another driver has it.
 
             Returns:
-                the task to run; the record if it was written since the lookup; None if the step is not ours.
+                the task to run; the record if it was written since the lookup; None if another driver has the claim.
             """
             if not self._questions.claim(key):
                 return None
@@ -248,7 +251,7 @@ class Scheduler:
             run.busy.discard(task.step.name)
             self._questions.release_later(key)
         elif told is None:
-            # Another driver, or another cell of this one, is running it.
+            # Another driver, or another job of this driver, is running the step.
             self._elsewhere.append((run, task.step))
         elif isinstance(told, StepRecord):
             run.busy.discard(task.step.name)
@@ -326,7 +329,7 @@ class Scheduler:
                     self.store.void_record(run.ends[name].key)
                     run.forget_step(name)
         else:
-            # Otherwise its inputs were damaged, and have been made again.
+            # A task that is not current read damaged inputs. They are made again, and then the step is decided again.
             if run.is_current(told.task):
                 self._record_end(run, end_from_record(step, record, cached=False))
 

@@ -328,8 +328,9 @@ def _model_from_weights(
 
 @contextlib.contextmanager
 def _mention_missing_inputs(wishes: InputRequest) -> Iterator[None]:
-    """Extend the error about a model that can't be made by a note on missing inputs, which the next run would
-    report.
+    """Add a note about missing inputs to an error that is raised while the model is made.
+
+    Without the note, the user would learn of the missing inputs only in the next run.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Prove that two functions of the same leaves are equal, at every real input and every size.
 
 docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field. Then they run
-in floats on inputs with NaN, Inf and constant rows, to check that nothing is hidden. Finally, the values that a rewrite
-computed are compared with the stored ones.
+in floats on inputs with NaN, Inf and constant rows, to check that neither side hides a value that the other shows.
+Finally, the constants that the identity requires are compared with the constants that the rewrite stored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .equivalence import Equivalence
 from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
-# Axes of equal size get distinct symbols from this size on
+# If axes have equal lengths of at least this number, each axis gets its own symbol.
 _ALIKE = 8
-# From this number of equal axes along a leaf, distinct symbols pay off at any length: k equal axes take (d + k + 1)^k
-# points, with d the degree, and as many roots.
+# If a leaf has at least this number of axes of equal length, each axis gets its own symbol at any length. With one
+# symbol, k equal axes take (d + k + 1)^k points, with d the degree, and as many roots.
 _MANY = 3
 
 ProofMemo = MutableMapping[object, Identity | NotProved]
@@ -31,14 +31,14 @@ def prove_identity(sides: Equivalence) -> Identity:
     """Prove that both sides are one function.
 
     Axes of a leaf may have equal lengths by chance, such as channels and rows of a square image, or three or more axes
-    may share one name. Then the proof is first tried with arbitrary lengths: an identity for every length holds for
-    this one, and distinct symbols need fewer points.
+    may share one name. Then the proof is first tried with arbitrary lengths: an identity for every length also holds
+    for the file's lengths, and distinct symbols need fewer points.
 
     Returns:
         the proof.
 
     Raises:
-        NotProved: the sides differ or it cannot be shown; with reason and culprit.
+        NotProved: the sides differ, or their equality cannot be shown; with reason and culprit.
     """
     sides = replace(sides, named={})
     for shapes, lengths in _symbolic_shapes(sides.shapes):
@@ -46,7 +46,7 @@ def prove_identity(sides: Equivalence) -> Identity:
             return _search_identity(replace(sides, shapes=shapes), lengths)
         except NotProved as e:
             if e.why is ProofFailure.OP:
-                # Other symbols do not help. With none, a clamp may be shown to do nothing.
+                # Other choices of symbols do not help. Without symbols, a clamp may prove to have no effect.
                 break
     return _search_identity(sides, {})
 
@@ -61,7 +61,7 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
         the proof.
 
     Raises:
-        NotProved: the sides differ, or it cannot be shown without the lengths.
+        NotProved: the sides differ, or their equality cannot be shown without the lengths.
     """
     shapes = sides.of_any_length().shapes
     proof = None
@@ -74,7 +74,7 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
             error = e
     if proof is None:
         raise error
-    # The zeros of such a size can be tested in a single file only.
+    # A size that may be zero must be tested at zero with the other sizes of each file, so the proof can't be shared.
     if proof.zeros:
         raise NotProved(ProofFailure.SIZE, "it divides by a size that may be zero")
     return proof
@@ -85,8 +85,8 @@ def _symbolic_shapes(
 ) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, Size]]]:
     """Replace axes of equal sizes by symbols.
 
-    First all of them, because a Reshape may name the same length: 32 groups of the channels of an image of 32×32. Then
-    all but one per leaf: the first, the last, then those between.
+    The first try replaces all equal axes. A Reshape may name one of their lengths: 32 groups of channels in an image
+    of 32×32. So each further try leaves one axis per leaf unreplaced: the first, the last, then those between.
 
     Args:
         named: symbols that already replace lengths.
@@ -120,7 +120,7 @@ def _symbolic_shapes(
 
 
 def _without_numbers(lengths: Mapping[Size, Size]) -> dict[Size, Size]:
-    """Keep the symbols that replace no number: a proof for any length must not use the others."""
+    """Drop the symbols that replace a number: a proof for any length must not use a length of this file."""
     return {name: size for name, size in lengths.items() if size.constant_value is None}
 
 
@@ -167,7 +167,7 @@ def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
     """Check that the constants that the rewrite computed and stored are the ones of the identity.
 
     Raises:
-        NotProved: a parameter is not the exact one, or not stored as the exact one rounded once.
+        NotProved: a stored parameter is neither the exact value nor the exact value rounded once.
     """
     if proof.plan.named:
         plan = proof.plan.substitute_sizes(sides.named)
@@ -207,7 +207,7 @@ def prove(sides: Equivalence) -> Identity:
         the proof.
 
     Raises:
-        NotProved: the sides differ, a stored constant is wrong, or it cannot be shown.
+        NotProved: the sides differ, a stored constant is wrong, or the equality cannot be shown.
     """
     proof = prove_identity(sides)
     check_stored_constants(sides, proof)

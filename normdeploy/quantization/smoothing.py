@@ -2,12 +2,14 @@
 
 Candidates are tried on rows that calibration saw. For each group of layers that read one tensor, the error of their
 products is measured without factors and with factors for each channel. The factors are s = max|x|^α / max|W|^(1 − α),
-for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). Behind a norm the factors cost nothing at run time.
-Elsewhere they are one op or two before the layer, and are written if they remove a quarter of the error.
+for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). After a norm the factors cost nothing at run time, because
+they are folded into it. Elsewhere they take one or two ops before the layer, and are written only if they remove a
+quarter of the error.
 
-For symmetric integers without a norm, each channel also gets a range of its own (`factors_from_ranges`): (x − c)/s has
-one range for all channels. The samples show little of each channel, and a channel that leaves its range costs more than
-all rounding. So the ranges are wider than observed; the error on rows of other samples decides by how much.
+If a layer reads symmetric integers and no norm precedes it, factors from the range of each channel are tried too
+(`factors_from_ranges`): then (x − c)/s has the same range in all channels. The samples show little of each channel, and
+values outside a channel's range cost more than all rounding. So the ranges are wider than observed. The error on rows
+of other samples decides by how much.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Largest share of the error that may remain, behind a norm (True) and elsewhere (False).
+# Largest share of the error that may remain: directly after a norm (True), and elsewhere (False).
 _WORTH = {True: 0.95, False: 0.75}
-# Fewer rows say nothing about the error.
+# Minimum number of rows; fewer say nothing about the error.
 _FEWEST = 16
-# Share of the variance from rounding the weights that `gptq` leaves on inputs that it did not see.
+# On inputs that `gptq` did not see, it leaves this share of the variance that rounded weights cause.
 _COMPENSATED = 0.7
-# Rows that are rounded and multiplied if no formula gives the error.
+# Number of rows that are rounded and multiplied if no formula gives the error.
 _SIMULATED = 512
 # Smallest factor as a share of the largest.
 _FINEST = 2.0**-12
-# Smallest relevant product of a channel and its weights, as a share of the largest; less is lost by all rounding.
+# Smallest relevant product of a channel and its weights, as a share of the largest; rounding loses smaller ones.
 _IDLE = 2.0**-16
 # Numbers of three binary digits, to be multiplied by a power of two.
 COARSE = np.arange(4, 9) / 8
@@ -50,13 +52,13 @@ Choice = tuple[float, float] | float | None
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that read one tensor, which is scale·n + shift, n being the result of a norm.
+    """Layers that read one tensor. After a norm, the tensor is scale·n + shift, with the normalized n.
 
     Attributes:
         weights: weight of each layer, float64 [channels, outputs].
         scale: [channels]; None without a norm.
         shift: [channels]; None without a norm.
-        free: the norm can write any factor at no cost.
+        free: True if the norm can absorb any factor at no cost.
     """
 
     tensor: str
@@ -84,9 +86,9 @@ class LayerFormats:
 class SeenRows:
     """Rows of a layer's input, with the ranges of its channels.
 
-    The error of each row counts relative to the length of its product, because the norm behind brings all rows to the
-    same length. For some tokens a channel is a hundred times as large as for the others (Sun et al., Massive
-    Activations, arXiv 2402.17762).
+    The error of each row counts relative to the length of its product, because the next norm in the model brings all
+    rows to the same length. For a few tokens, a channel is a hundred times as large as for all others (Sun et al.,
+    Massive Activations, arXiv 2402.17762).
 
     Attributes:
         rows: [rows, channels].
@@ -111,7 +113,7 @@ class SeenRows:
     def crossed(self, first: slice, second: slice) -> list[SeenRows]:
         """Combine each half of the rows with the ranges of the other half.
 
-        Values that calibration did not see must not be cut off.
+        This estimates the error for values that calibration did not see, which the ranges must not cut off.
 
         Returns:
             all rows with their own ranges, then each half with the ranges of the other half.
@@ -135,7 +137,8 @@ def choose_condition(
         block: input channels that share a scale of the weight; 0 for one scale per output channel.
 
     Returns:
-        the condition; None if moving gamma and beta, if there is a norm, is enough.
+        the condition; None if no scale or shift is worth its cost. Gamma and beta of a norm may still move into the
+        weights.
     """
     rows, low, high = seen.rows.astype(np.float64), seen.low.astype(np.float64), seen.high.astype(np.float64)
     w = np.concatenate(group.weights, axis=1)
@@ -185,8 +188,8 @@ def undo_affine(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Recover n from y = scale·n + shift.
 
-    A channel with a scale close to zero beside its shift shows nothing of n. For such a channel n is taken as 0 with
-    |n| ≤ √C, C being the number of channels, because Σ n² ≤ C.
+    If a channel's scale is close to zero compared with its shift, y does not reveal n. The rows of n are then taken as
+    0, with the range |n| ≤ √C for C channels, because Σ n² ≤ C.
 
     Args:
         rows: rows of y, [rows, channels].
@@ -205,9 +208,9 @@ def undo_affine(
 
 
 def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) -> InputCondition | None:
-    """Give each channel a range of its own if that removes a quarter of the error.
+    """Give each channel its own range if that removes a quarter of the error.
 
-    Each half of the samples is rounded and multiplied with the ranges of the other half.
+    To measure the error, each half of the rows is quantized with the ranges of the other half.
     """
     middle = len(known.rows) // 2
     parts = known.crossed(slice(middle), slice(middle, None))
@@ -219,7 +222,7 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
     errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
     best = min(wide, key=lambda choice: errors[choice])
     narrow = min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
-    # An alpha leaves less room for values that were not seen, so it must be better by a quarter.
+    # Factors from an alpha leave less room for values that were not seen, so they must be better by a quarter.
     if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):
         best = narrow
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
@@ -254,8 +257,8 @@ def _factors_and_shifts(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Compute factors, shifts and reach for a choice.
 
-    They are those of `factors_from_ranges`, those of an alpha, or none. A channel that is never active but has large
-    weights needs an alpha.
+    A pair takes them from `factors_from_ranges`, an alpha from `smoothing_factors`; None leaves the input unchanged. A
+    channel that is never active but has large weights needs an alpha.
     """
     activation, low, high = formats.activation, known.low, known.high
     assert activation is not None
@@ -279,13 +282,13 @@ def factors_from_ranges(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Compute factors s and shifts c that give each channel of (x − c)/s the same range.
 
-    Zero is a code in every channel. So values that are switched off (by GELU, most of the time) are exact. In a channel
-    with a massive activation of a few tokens, nearly every row is such a value.
+    Zero is a code in every channel, so values that an activation such as GELU switched off stay exact. If a few tokens
+    have massive activations in a channel, the channel's value is switched off in nearly all other rows.
 
     Args:
         low: minimum of each channel.
         high: maximum of each channel.
-        least: quantile of the half widths below which no half width stays (`_LEAST`).
+        least: quantile of the half widths that is the lower limit of each half width (`_LEAST`).
         room: share of the median half width that is added to each half width (`_ROOMS`).
         activation: format of the input.
 
@@ -299,7 +302,7 @@ def factors_from_ranges(
         return np.ones_like(half), np.zeros_like(half), 0.0
     wide = np.maximum(wide, reach * _FINEST)
     s = (wide / reach).astype(np.float32).astype(np.float64)
-    # No value of any channel was below this minimum.
+    # No range needs to reach below the smallest value of all channels.
     middle = np.maximum((low + high) / 2 - wide, low.min()) + wide
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
@@ -308,8 +311,8 @@ def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> floa
     """Compute the error of `relative_error` for integers by formulas, without rounding every product.
 
     Rounding is a noise of step²/12 that is independent of the other numbers (Widrow, Kollar, Quantization Noise, 2008),
-    and values beyond the range are cut off. The mean of the weights' errors is left out: all inputs share it, so GPTQ
-    removes it first.
+    and values beyond the range are cut off. The error from the mean of the inputs is left out: all rows share the mean,
+    so GPTQ removes this error first.
 
     Returns:
         the relative root mean square error of the products.
@@ -367,7 +370,7 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
             too.
 
     Returns:
-        float64 [channels], with values exact in float32 or, if ``coarse``, with such a 1/s.
+        s as float64 [channels]: exact in float32; if ``coarse``, 1/s has three binary digits instead.
     """
     size = x * w
     tiny = np.finfo(np.float32).tiny
@@ -377,13 +380,13 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
     s = np.ones_like(x)
     s[live] = x[live] ** alpha / w[live] ** (1 - alpha)
     s[live] = np.maximum(s[live] / s[live].max(), _FINEST)
-    # At most half of the others' range.
+    # Idle channels fill at most half of the range of the other channels.
     least = 2 * x[~live] / (x[live] / s[live]).max()
     s[~live] = np.clip(1.0, least, (w[live] * s[live]).max() / np.maximum(w[~live], tiny))
     if not coarse:
         return s.astype(np.float32).astype(np.float64)
     fraction, exponent = np.frexp(1 / s)
-    # The nearest is chosen by ratio.
+    # Choose the nearest value by ratio, not by difference.
     bounds = np.sqrt(COARSE[:-1] * COARSE[1:])
     return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
 

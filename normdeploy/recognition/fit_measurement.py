@@ -1,11 +1,11 @@
 """Measure whether a region computes y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε.
 
-Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
+Only values matter here, not the nodes that compute them. A region is evaluated in float64 on a few inputs:
 
 - y(x) and y(−x) at a large scale s, at which ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2,
   and the odd part is γ·ẑ.
-- With one element of z changed: the elements of y that move are its group, since they share its mean and variance.
-- With a constant added: nothing moves if the mean is subtracted (layer norm), everything moves if not (RMS norm).
+- With one element of z changed: the elements of y that change are its group, since they share its mean and variance.
+- With a constant added to z: y stays the same if the mean is subtracted (layer norm), and changes if not (RMS norm).
 - At scales near sqrt(ε): the odd part shrinks by ρ = sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
 
 An unbiased variance needs no separate case. For n elements, (x − m)/sqrt(var·n/(n−1) + ε) is measured as γ' =
@@ -30,8 +30,8 @@ from .norm_fit import Clarity, Denominator, NormFit, RejectedReading
 # scales.
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
-EVEN = "it is the same for x and −x: a deviation without its numerator"
-# Bytes of a large x; about a dozen arrays of its size are held during the measurement.
+EVEN = "it gives the same result for x and −x, so it may be a deviation, but not x divided by one"
+# Bytes from which gamma counts as large. The measurement holds about a dozen arrays of the size of x.
 _HEAVY = 2**20
 # About 1.7e10: an ε up to 0.1 is far below the tolerance at this scale, inside the root or outside.
 _LARGE = 2.0**34
@@ -45,8 +45,8 @@ def measure_fit(
     Args:
         shape: concrete shape of x.
         others: values of the other leaves.
-        like: fit of a region that differs from this one only in gamma and beta. If it holds here, only these are
-            measured.
+        like: fit of another region, which may differ from this one only in gamma and beta. If so, only gamma and beta
+            are measured.
 
     Returns:
         the fit, or a rejected reading with the reason.
@@ -135,7 +135,7 @@ def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
     del odd, beta, z
     if isinstance(fitted, RejectedReading):
         return fitted
-    if not _matches_fresh_input(ask, fitted):
+    if not _differs_on_fresh_input(ask, fitted):
         return fitted
     if fitted.gamma.nbytes > _HEAVY:
         trim_heap()
@@ -151,7 +151,7 @@ def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
     if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
         return None
     refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
-    if _matches_fresh_input(ask, refitted):
+    if _differs_on_fresh_input(ask, refitted):
         return None
     return refitted
 
@@ -162,12 +162,12 @@ def _measure_groups(
     """Find the elements that share statistics.
 
     Returns:
-        (axes in full, the axis split into blocks or None, the size of a block).
+        (axes that a group spans in full, the axis split into blocks or None, the size of a block).
     """
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _extent_moved_by_first(ask, z, up)
     else:
-        # An element with gamma zero never moves. Take the largest element and find the others that move it.
+        # An element with gamma zero never changes. So take the largest element, and find the elements that change it.
         extent = _extent_moving_largest(ask, z, up, int(np.argmax(np.abs(odd))))
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
@@ -179,7 +179,7 @@ def _measure_groups(
 
 
 def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> list[int]:
-    """Return, for each axis, the extent of the box of elements that move with element 0."""
+    """Return, for each axis, the extent of the box of outputs that change if element 0 of x changes."""
     changed = z.copy()
     changed.flat[0] += 7.0
     changed *= _LARGE
@@ -191,7 +191,8 @@ def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> 
 def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
     """Return, for each axis, the extent of the group of the element at ``flat``.
 
-    On each axis, the largest block is taken whose far end moves the element.
+    On each axis, the blocks that contain the element are tried, largest first. The first block is taken for which a
+    change of x at the block's far end changes the element.
     """
     base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
 
@@ -231,7 +232,7 @@ def _measure_epsilon(
             return RejectedReading("it gives NaN or Inf on small inputs", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
-        # The estimate is below float64's resolution at this scale.
+        # Float64 does not resolve so small an epsilon at this scale.
         if abs(estimate) <= 1e-11 * variance:
             scale *= 1e-4
             continue
@@ -244,7 +245,7 @@ def _measure_epsilon(
     return replace(plain, epsilon=epsilon, gamma=gamma, beta=beta)
 
 
-def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
+def _differs_on_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
     """Return True if the region and the fit differ on a fresh input whose groups have several scales."""
     small = fitted.epsilon_scale
     scales = [s for s in (0.6 * small, 1.0, 10 * small, _LARGE, 0.05 * small) if s]
@@ -303,13 +304,13 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
         epsilon = float(np.median(added))
         if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
             outside = replace(fitted, epsilon=epsilon, denominator=Denominator.EPSILON_OUTSIDE_ROOT)
-            if not _matches_fresh_input(ask, outside):
+            if not _differs_on_fresh_input(ask, outside):
                 return outside
             break
         scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
     if sure.any() and (np.abs(ask.odd_part(x)[sure] / unit - 1) < 1e-12).all():
         clamped = _clamped_fit(ask, fitted, x, sure)
-        if clamped is not None and not _matches_fresh_input(ask, clamped):
+        if clamped is not None and not _differs_on_fresh_input(ask, clamped):
             return clamped
         return RejectedReading(CLAMPED, fit=replace(fitted, epsilon=math.nan))
     return RejectedReading(
@@ -318,11 +319,11 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
 
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:
-    """Return the fit with max(‖x‖₂, ε) in the denominator: for a small x the result is γ·x/ε."""
+    """Return the fit with max(‖x‖₂, ε) in the denominator, whose result is γ·x/ε for a small x; None if none fits."""
     gamma = fitted.gamma * math.sqrt(fitted.group_size)
     scale = 1.0
     for _ in range(16):
-        # This is max(‖x‖, ε).
+        # The denominator, max(‖x‖, ε), of each element.
         told = scale * (gamma * x)[sure] / ask.odd_part(scale * x)[sure]
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:

@@ -1,8 +1,14 @@
-"""Decide on the proposals of transforms and apply them. No other module proves, tries, applies, seals or reports.
+"""Decide on the proposals of transforms and apply them. Transforms only propose; no other module takes these steps.
 
-The order for each proposal: the results before and after are paired and proved to be one function; a run of both sides
-in onnxruntime is planned; the nodes are sealed as they were proved, and inserted into the graph; the finding gets its
-certificate. A rewrite whose certificate fails is never made.
+The steps for each proposal, in this order:
+
+1. Pair the results before the rewrite with those after it, and prove that each pair is one function.
+2. Plan a trial, in which onnxruntime runs both sides of the rewrite.
+3. Seal the new nodes: record them as they were proved, so that a later change of them is detected.
+4. Insert the nodes into the graph.
+5. Add the certificate to the finding.
+
+A rewrite whose proof fails is never applied.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteS
 
 # Stage in which onnxruntime runs both sides of each rewrite
 ROUNDING = "rounding"
-# Maximum bytes of pending trials: a session for a few tens of them costs little more than one for all.
+# Maximum bytes of pending trials. Sessions of a few tens of trials each cost little more than one session of all.
 _WAITING = 2**21
 # Progress is reported after this number of nodes
 _EVERY = 16
@@ -44,7 +50,7 @@ class DecidedProposal:
     Attributes:
         proposal: the proposal.
         rewrites: both sides of each pair.
-        certificate: None if the transform compared the nodes itself.
+        certificate: certificate of the proof; None if the transform compared the nodes itself.
     """
 
     proposal: Proposal
@@ -60,7 +66,7 @@ class Rewriter:
         wanted: options of the rewrite.
         ledger: entries and findings.
         seconds: seconds of each stage.
-        opset: lowest opset that has the nodes written so far.
+        opset: lowest opset that defines all nodes written so far.
     """
 
     def __init__(self, graph: Graph, wanted: RewriteOptions) -> None:
@@ -89,7 +95,7 @@ class Rewriter:
             a new model.
 
         Raises:
-            ExportError: a node is not in it as it was proved.
+            ExportError: a node differs from its proved form.
         """
         made = self.graph.to_proto()
         require_sealed(made, self.remaining_seals())
@@ -124,7 +130,7 @@ class Rewriter:
         """Run the remaining trials and add all outcomes to the certificates.
 
         Args:
-            decides: True if a gross outcome takes a rewrite back.
+            decides: True to undo rewrites with gross errors.
         """
         ledger = self.ledger
         if self.wanted.progress is not None and ledger.pending_trial_count:
@@ -149,7 +155,7 @@ class Rewriter:
             step = RewriteStep(self.wanted.place, stage, node.outputs[0].name)
             outcome = self._take_proposal(propose(self.graph, node, self._target), step)
         except evaluator.UnsupportedOp as error:
-            # A constant would take too long to compute; nothing has changed yet.
+            # A constant would take too long to compute. The graph is still unchanged.
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
         self._record_outcome(outcome)
@@ -262,7 +268,8 @@ class Rewriter:
     def _store_constant(self, constant: StoredTensor) -> None:
         """Turn a tensor into an initializer.
 
-        The proof of a node that reads it holds for the number too, so the node is sealed again.
+        A node that reads the tensor is proved for every value of it, so also for this constant. The node is sealed
+        again, because its input has become an initializer.
         """
         readers = {id(node) for node in self.graph.all_consumers_of(constant.tensor)}
         self.graph.freeze_tensor(constant.tensor, constant.value)

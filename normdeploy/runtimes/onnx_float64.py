@@ -2,8 +2,9 @@
 
 For a PyTorch model, ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do the same. A node that the
 evaluator does not know runs in onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names
-it. Its result is rounded in the reference as in the file. The cancellation inside such a node is unknown, so each
-element is disturbed by the roundings of two runs of its k nodes: √(2k)·u of the largest element.
+it. Then both runs that are compared, the reference's and the file's, contain the roundings of its k nodes (k is 1 for a
+node without subgraphs). The cancellation inside is unknown, so each element is disturbed by the roundings of both runs:
+√(2k)·u of the largest element, with the unit roundoff u.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from .underflow import round_underflow
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# As in `rounding_noise`: ops that round nothing, ops that round once, and ops whose error is relative to 1 or to the
-# operand, in roundings.
+# The sets of ops are those of `rounding_noise`. These ops round nothing.
 _EXACT = split_op_names("""
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
     ScatterND
@@ -48,27 +48,32 @@ _EXACT = split_op_names("""
     ConstantOfShape DepthToSpace SpaceToDepth Trilu Compress OneHot EyeLike ReverseSequence
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
     """)
+# These ops round once.
 _ONE_ROUNDING = split_op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
 # IEEE 754 rounds these correctly. A result that fits in a dozen bits is then exact, and hardly by chance.
 _CORRECTLY_ROUNDED = split_op_names("Add Sub Mul Div")
+# The absolute error of these ops is about u·1, even for results near 0.
 _AS_ONE = split_op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
-# Positions of the initial states: gates are as exact as 1, and they multiply the states.
+# Positions of the initial states. A gate has an absolute error of about u and multiplies a state, so the error grows
+# with the state.
 _STATES = {"GRU": (5,), "LSTM": (5, 6)}
+# The absolute error of these ops is about u·|operand|.
 _AS_OPERAND = split_op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
 _CENTERED = frozenset(
     op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
 )
 _SEQUENCES = split_op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
-# Common operands make these ops return numbers below the smallest normal one.
+# These ops return numbers below the smallest normal one even for ordinary operands.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-# Parameters with more elements are not disturbed, nor are single numbers: an epsilon or exponent is exact.
+# Constants with more elements are not disturbed. Neither are single numbers, since an epsilon or exponent is exact.
 _SMALL = 2**16
 # Unit roundoff -> smallest normal number. Only float16's range is narrow enough to matter.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
 _SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
-# Separates equal values, which may be sorted in any order; any other number absorbs it.
+# Absolute noise that gives equal zeros a random order, since a runtime may sort them in any order. It is too small to
+# change any other number.
 _APART = 1e-300
 
 _Read = Callable[[onnx.NodeProto, list[Any]], list[Any]]
@@ -181,8 +186,8 @@ class OnnxFloat64Runner(HeldRunner):
     def _is_perturbable(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
         """Return whether an input of a node may be disturbed.
 
-        Exponents, the scales of a Resize and the inputs of a Range may not, since they define the computation. A
-        constant may if it has more than one element and at most ``most``.
+        Exponents, the scales of a Resize and the inputs of a Range may not be, since they define the computation.
+        A constant may be disturbed if it has more than one element and at most ``most`` elements.
         """
         if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
             return False
@@ -192,7 +197,7 @@ class OnnxFloat64Runner(HeldRunner):
         """Run the model once with random roundings, different ones for each ``seed``.
 
         Args:
-            half: rounds float32 and float64 tensors of the file in this dtype; None keeps the file's types.
+            half: dtype to which float32 and float64 tensors of the file are rounded; None keeps the file's types.
 
         Returns:
             Outputs as from ``infer``.
@@ -222,7 +227,7 @@ class OnnxFloat64Runner(HeldRunner):
             lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half),
             read=add_input_noise,
             write=noise.add_output_noise,
-            # Kernels for half precision differ in which results they round at all.
+            # Kernels for half precision differ in the results that they round.
             settled=kind is None,
         )
 
@@ -284,7 +289,8 @@ class OnnxFloat64Runner(HeldRunner):
             inside: runs a body of control flow.
             read: changes the operands of a node.
             write: changes a floating result of a node, given its operands.
-            settled: compute integers that no data reaches in the file's own types.
+            settled: True to use the file's own types, not float64, for integers that do not depend on the inputs'
+                data.
         """
         check_names(self.name, feeds, sorted(self._exact.inputs))
         self._inside = inside
@@ -332,7 +338,7 @@ class OnnxFloat64Runner(HeldRunner):
         """Run control flow in the same way as the other nodes.
 
         Returns:
-            False if the form is not implemented here and onnxruntime has to run it.
+            False if this control flow is not implemented here, so that onnxruntime has to run the node.
         """
 
         def run_body(name: str, given: Sequence[Any]) -> list[Any]:
@@ -393,7 +399,7 @@ class _RoundingNoise:
 
         Args:
             unit: unit roundoff.
-            apart: absolute noise that separates equal values.
+            apart: absolute noise that separates equal zeros.
             extra: magnitudes added to |value| before scaling by ``unit``.
 
         Returns:

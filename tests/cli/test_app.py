@@ -449,7 +449,7 @@ def test_a_full_disk_behind_standard_output_is_no_traceback() -> None:
             timeout=60,
         )
     assert done.returncode == 1
-    assert done.stderr == "error: can't write to standard output: No space left on device; make room\n"
+    assert done.stderr == "error: can't write to standard output: No space left on device; free some space\n"
 
 
 def test_memory_that_is_not_there_is_no_traceback(

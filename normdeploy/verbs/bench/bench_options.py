@@ -21,7 +21,7 @@ def _split_commas(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceOptions:
-    """Options of a race: its contestants, its inputs and the number of rounds."""
+    """Options of a benchmark: its contestants, its inputs and the number of rounds."""
 
     # The inputs.
     sizes: Sequence[str] | Mapping[str, int] = option_field(
@@ -39,16 +39,16 @@ class RaceOptions:
         type=Path | None,
     )
 
-    # The race.
+    # The rounds.
     threads: int = option_field(1, "--threads", "CPU threads for torch and onnxruntime.", minimum=1)
-    rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant runs once per round.", minimum=1)
+    rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant gets one turn per round.", minimum=1)
     seed: int = option_field(0, "--seed", "Seed of the generated inputs and of the order within each round.", minimum=0)
 
     # The contestants.
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",
-        "Race each norm of one ONNX file by itself in these forms, comma-separated: standard, decomposed,"
+        "Benchmark each norm of one ONNX file by itself in these forms, comma-separated: standard, decomposed,"
         " instance, layer, narrow, plugin; or all.",
         metavar="FORMS",
         type=str | None,
@@ -57,13 +57,13 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Race common norms of this kind, such as GroupNorm, in all forms; or all.",
+        "Benchmark common norms of this kind, such as GroupNorm, in all forms; all for every kind.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(
         (),
         "--against",
-        "Also race files made by other tools, comma-separated: plain, onnxslim, onnxsim, ort-transformers.",
+        "Also benchmark files that these tools make, comma-separated: plain, onnxslim, onnxsim, ort-transformers.",
         metavar="NAMES",
         type=str | None,
         read=_split_commas,

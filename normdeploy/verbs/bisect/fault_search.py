@@ -1,4 +1,4 @@
-"""Search the faults behind one wrong output, in one runtime on one input.
+"""Search for the faults that make one output wrong, in one runtime on one input.
 
 ``normdeploy.verbs.bisect.file_bisection`` describes the steps.
 """
@@ -27,14 +27,14 @@ from .training_mode import BATCH, with_eval_mode
 from .trial_changes import Cause
 from .wiring_trials import iter_same_source_siblings, try_exchanged_tensors
 
-# Maximum number of faults that are searched.
+# Maximum number of faults to find.
 MOST = 5
-# Maximum number of exchanges of modules; each takes a run.
+# Maximum number of exchanges of two modules to try; each takes a run.
 _MOST_EXCHANGES = 16
 
 
 class FaultSearch(FaultTracer):
-    """Trace the faults of one output one after another; each is mended before the next is searched."""
+    """Trace the faults of one output one after another; each is mended before the search for the next."""
 
     def faults(self) -> list[Fault]:
         """Find the faults that make the output wrong.
@@ -67,9 +67,11 @@ class FaultSearch(FaultTracer):
         return named
 
     def _find_joint_faults(self) -> list[Fault]:
-        """Find faults that make the output worse if only one is mended, as of queries and keys.
+        """Find faults that must be mended together: to mend only one makes the output worse.
 
-        Returns an empty list if the output is still wrong with all of them mended.
+        An example is one fault in an attention's queries and one in its keys.
+
+        Returns an empty list if the output is still wrong with all found faults mended.
         """
         notes = list(self.notes)
         self.notes.clear()
@@ -132,7 +134,10 @@ class FaultSearch(FaultTracer):
         return named
 
     def _add_fault(self, named: list[Fault], fault: Fault, trace: FaultTrace) -> None:
-        """Add a fault, or update an equal one: a node with several results, or one that several nodes read."""
+        """Add a fault, or update the same fault if it was already found at another tensor.
+
+        This happens for a node with several results, and for a node with several readers.
+        """
         self.reproduction = self.reproduction or trace.reproduction
         for i, other in enumerate(named):
             if (other.nodes, other.kind, other.cause) == (fault.nodes, fault.kind, fault.cause):
@@ -141,7 +146,10 @@ class FaultSearch(FaultTracer):
         named.append(fault)
 
     def _mending_values(self, trace: FaultTrace) -> dict[str, Array] | None:
-        """Return values that mend a fault; None if the tensor's type can't hold them, or the tensor is the output."""
+        """Return the tensors' values that mend a fault.
+
+        Returns None if the right value is unknown or overflows the tensor's type, or if the tensor is the output.
+        """
         if trace.held:
             return {name: self._units.round_to_file_type(name, value) for name, value in trace.held.items()}
         tensor = trace.fault.tensor
@@ -154,7 +162,10 @@ class FaultSearch(FaultTracer):
         return None
 
     def _find_exchanged_tensors(self) -> Fault | None:
-        """Find two tensors of one source that are exchanged, if each mended alone leaves the output as wrong."""
+        """Find two exchanged tensors that are computed from one source, such as an attention's queries and keys.
+
+        The search for single faults misses them: if only one of the two is mended, the output stays equally wrong.
+        """
         target = self._program.output_operator(self._output)
         places = self._exact.nodes_between([self._output])
         known = {name: widen_to_float64(value) for name, value in self._bench.input_values().items()}
@@ -178,7 +189,7 @@ class FaultSearch(FaultTracer):
         return None
 
     def _stretch_fault(self, why: str) -> Fault:
-        """Return a fault of all nodes between the last right tensors and the first wrong one."""
+        """Return a fault that covers all nodes between the last right tensors and the first wrong tensor."""
         first = FirstWrongSearch(self._bench, self._pairs, self._exact, self._progress)
         tensor = first.find(self._output)
         starts = [name for name in first.compared_predecessors(tensor) if name != tensor]
@@ -193,7 +204,7 @@ class FaultSearch(FaultTracer):
         return self._make_fault(tensor, places, cause, first.points.get(tensor) or self.at_output, module=module)
 
     def _find_global_fault(self) -> Fault | None:
-        """Find a fault of the whole file: weights of another state, exchanged modules, or training mode."""
+        """Find a fault of the whole file: weights of another training state, exchanged modules, or training mode."""
         nodes = self._exact.nodes
         replacement = replace_weights(self._model, self._bench.proto)
         if replacement.cause is not None and (error := self._error_of_file(replacement.proto)) is not None:

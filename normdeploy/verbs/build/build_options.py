@@ -44,8 +44,8 @@ class EngineOptions:
     norm_impl: str = option_field(
         "native",
         "--norm-impl",
-        "native; plugin: norms run in normdeploy's kernels, embedded in the engine (tensorrt only); auto: only"
-        " if that helps.",
+        "native: norms run in TensorRT's own layers; plugin: in normdeploy's kernels, embedded in the engine"
+        " (tensorrt only); auto: in the kernels only if that helps.",
         metavar="FORM",
         type=NormImpl,
     )
@@ -93,8 +93,8 @@ class EngineOptions:
     ep_context: str | None = option_field(
         None,
         "--ep-context",
-        "Also write an ONNX file for onnxruntime's TensorRT-RTX provider: embed stores the engine in it, file"
-        " next to it.",
+        "Also write an ONNX file for onnxruntime's TensorRT-RTX provider. embed: it contains the engine;"
+        " file: the engine is a separate file in the same folder.",
         metavar="MODE",
     )
 

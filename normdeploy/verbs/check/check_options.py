@@ -28,10 +28,10 @@ class FailOption:
     fail_on: str | Sequence[str] = option_field(
         FAIL_ON,
         "--fail-on",
-        "Findings that fail the check, comma-separated: decomposed, unfolded, train-mode, eps-lost,"
+        "Rules whose findings fail the check, comma-separated: decomposed, unfolded, train-mode, eps-lost,"
         " fp16-overflow, wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion,"
-        " fp8, weight-zero-point, unpaired, misbound, unparsed, or a package's; or all, or none. Default:"
-        " decomposed, train-mode and eps-lost.",
+        " fp8, weight-zero-point, unpaired, misbound, unparsed, or a package's rule; or all, or none."
+        " Default: decomposed, train-mode and eps-lost.",
         metavar="RULES",
         type=str | None,
         read=_rules_of,
@@ -42,19 +42,19 @@ class FailOption:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingOptions:
-    """Options that say for which target and against which baseline files are checked."""
+    """Options for the target of a check, and for the baseline of known findings."""
 
     baseline: PathLike | None = option_field(
         None,
         "--baseline",
-        "JSON or SARIF of an earlier check; its findings no longer fail.",
+        "JSON or SARIF of an earlier check; findings that it lists no longer fail.",
         metavar="OLD",
         type=Path | None,
     )
     precision: str | None = option_field(
         None,
         "--precision",
-        "Judge epsilons as if the file computed in half precision (also float16, bfloat16).",
+        "Check epsilons as if the file computed in half precision (also float16, bfloat16).",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
-    """Inputs to compare files on, and rules to judge them by."""
+    """Options for the inputs, the cost and the rules of a comparison."""
 
     # Inputs and their cost.
     seeds: int = option_field(
-        3, "--seeds", "Number of random inputs at the usual sizes, in addition to other sizes.", minimum=1
+        3, "--seeds", "Number of random inputs at the usual sizes. Other sizes are tested too.", minimum=1
     )
     feeds: Inputs | None = option_field(
         None,
         "--inputs",
-        "Input arrays by name, run instead of generated ones. Repeatable.",
+        "Input arrays by name, run instead of generated inputs. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
@@ -44,14 +44,14 @@ class ComparisonOptions:
     max_seconds: float = option_field(
         60.0,
         "--max-seconds",
-        "Processor time to spend, in seconds; the verdict lists checks that were cut.",
+        "Limit of processor time, in seconds; the verdict lists the checks that were skipped or cut short.",
         metavar="S",
         minimum=1,
     )
     max_memory: int = option_field(
         4 * 2**30,
         "--max-memory",
-        "Memory for tensors inside the model; larger input sizes are skipped.",
+        "Memory limit for tensors inside the model; input sizes that need more are skipped.",
         metavar="BYTES",
         minimum=2**20,
     )
@@ -67,8 +67,8 @@ class ComparisonOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "Metric that decides: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop; quote it, or write NAME:X."
-        " Repeatable.",
+        "Metric that decides the verdict: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop. Quote the"
+        " value for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
@@ -80,7 +80,7 @@ class ComparisonOptions:
         type=Path | None,
     )
     also_default: bool = option_field(
-        False, "--also-default", "Also require the default rule, in addition to your tolerances and metrics."
+        False, "--also-default", "Also require the default rule, which your tolerances and metrics otherwise replace."
     )
 
     # Data for metrics, and names in the files.
@@ -121,12 +121,13 @@ class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StrictOption:
-    """Option that makes the command line's ``verify`` fail for a verdict with limits."""
+    """Option that makes the command line's ``verify`` fail if the comparison was limited."""
 
     strict: bool = option_field(
         False,
         "--strict",
-        "Exit with 1 if the verdict has a limit: untested sizes, or inputs known only from the tested file.",
+        "Exit with 1 if the comparison was limited: some sizes were not tested, or only the tested file describes the"
+        " inputs.",
     )
 
 

@@ -1,15 +1,15 @@
 """Compare each floating-point initializer of a file with the model's parameters, buffers and constants.
 
-A weight is the model's if it equals one of its tensors bit for bit. The tensor may be cast to the file's type,
-reshaped, or have its dims in another order. A weight is also the model's if it is composed of whole rows of such
-tensors (slices, packed and reordered gates). Any other weight is one of these:
+A weight is the model's if it equals one of the model's tensors bit for bit. The tensor may be cast to the file's type,
+reshaped, or have its dims permuted. A weight is also the model's if it is composed of whole rows of the model's tensors
+(slices, packed and reordered gates). Any other weight is one of these:
 
-- folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of
-  a bias.
-- altered: close to a tensor of the model that is missing from the file, with some elements changed or all of them
-  slightly. It fails.
-- computed: similar to nothing in the model, like constants that an exporter computes. This includes whole tensors of
-  the model packed with such numbers (``torch.cdist`` packs a codebook, its squares and ones into one).
+- folded: a tensor of the model times one number for each channel, up to rounding; or the shift that results if a
+  BatchNorm is applied to a bias.
+- altered: close to a tensor of the model that is missing from the file, but with some elements changed, or all of them
+  slightly. The audit fails.
+- computed: similar to no tensor of the model, like constants that an exporter computes. This includes whole tensors of
+  the model packed with computed numbers (``torch.cdist`` packs a codebook, its squares and ones into one tensor).
 
 A comparison of outputs does not detect a single weight off by 1e-4 among thousands; this audit does.
 """
@@ -92,7 +92,7 @@ def audit_weights(
     every = list(iter_bias_shifts(model, stored))
     constants: Sequence[tuple[str, Array]] | None = ()
     if isinstance(model, LoadedModel):
-        # Compute them when a weight first needs them.
+        # Compute the model's constants when a weight first needs them.
         constants = None
         every += [
             FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
@@ -125,7 +125,7 @@ def audit_weights(
             if weight.origin is WeightOrigin.ALTERED and smoothed is None:
                 weight = _clear_if_derived(weight, array, stored, rows, clock)
         except OutOfTime:
-            # Without time to clear a suspicion, do not report it.
+            # No time is left to find an innocent origin, so report neither this weight nor the remaining ones.
             untraced += len(unknown) - place
             break
         if weight.origin is WeightOrigin.ALTERED:
@@ -147,9 +147,12 @@ def audit_weights(
 
 
 def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]:
-    """Yield the first parameter of which most rows are at their places and the others are not, with the count of those.
+    """Find the first parameter that matches most rows of ``array`` in place, but not all.
 
-    Gates in another order move more than half of their rows.
+    Exporters reorder the gates of LSTMs and GRUs. That moves more than half of the rows, so it is not reported.
+
+    Yields:
+        (parameter's name, number of rows that are not at their places), at most once.
     """
     for name, parameter in missing.items():
         if parameter.size != array.size or len(squeeze_shape(array.shape)) < 2:
