@@ -1,4 +1,4 @@
-"""The checker of words finds phrases that read as translated and sentences that are too long."""
+"""Every docstring, comment, message and page keeps to plain words; the checker finds what it is for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from .words import check_prose, check_python
+from .words import check_page, check_prose, check_python
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted(file for folder in ("normdeploy", "plugins") for file in (ROOT / folder).rglob("*.py"))
+# The changelog is history.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_modules_keep_to_plain_words() -> None:
+    complaints = [str(each) for file in MODULES for each in check_python(file, str(file.relative_to(ROOT)))]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_pages_keep_to_plain_words() -> None:
+    complaints = [str(each) for file in PAGES for each in check_page(file, str(file.relative_to(ROOT)))]
+    assert not complaints, "\n".join(complaints)
 
 
 @pytest.mark.parametrize(
