@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import InputError
 from ..model import InputSpec
 from ..types import Arrays
+from .shape_advice import advise_on_shape
 
 # onnxruntime's runner imports ``check_names`` and must not load torch.
 if TYPE_CHECKING:
@@ -69,38 +70,6 @@ def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
         else:
             complaint = f"has no inputs {unknown}"
         raise InputError(f"{runner}: the model {complaint}; expected {list(wanted)}, got {list(feeds)}")
-
-
-def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
-    """Suggest how to turn an array of shape ``given`` into one of shape ``wanted``.
-
-    Args:
-        name: the input.
-        wanted: sizes; a name or None matches any size.
-        given: sizes of the array.
-
-    Returns:
-        The end of an error message. It gives a numpy expression if moving or adding one dim makes the shape fit, for
-        example "the channels are last: x.transpose(0, 3, 1, 2)". Otherwise "reshape it".
-    """
-
-    def is_broadcastable(shape: Sequence[int]) -> bool:
-        """Return whether ``shape`` has the rank and the fixed sizes of ``wanted``."""
-        if len(shape) != len(wanted):
-            return False
-        return all(not isinstance(want, int) or want == size for want, size in zip(wanted, shape, strict=True))
-
-    rank = len(given)
-    # Only images have channels; a transposed row of features has rank 2.
-    if rank > 2:
-        channels_first = (0, rank - 1, *range(1, rank - 1))
-        channels_last = (0, *range(2, rank), 1)
-        for order, side in ((channels_first, "last"), (channels_last, "first")):
-            if is_broadcastable([given[axis] for axis in order]):
-                return f"the channels are {side}: {name}.transpose({', '.join(map(str, order))})"
-    if is_broadcastable([1, *given]):
-        return f"the batch dim is missing: {name}[None]"
-    return "reshape it"
 
 
 def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None:

@@ -22,7 +22,7 @@ from ..errors import InputError, NormdeployError
 from ..graphs.declared_inputs import declared_inputs
 from ..graphs.proto_queries import value_info_type
 from ..graphs.shape_inference import infer_types
-from ..inputs.array_conversion import advise_on_shape
+from ..inputs.shape_advice import advise_on_shape
 from ..model import Dim, InputSpec
 from ..ort_sessions.session import open_session
 from ..storage.npz_files import read_npz

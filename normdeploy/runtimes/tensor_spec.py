@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError
-from ..inputs.array_conversion import advise_on_shape, check_names
+from ..inputs.array_conversion import check_names
+from ..inputs.shape_advice import advise_on_shape
 from ..model import TensorSpec
 from ..types import Tensors
 
