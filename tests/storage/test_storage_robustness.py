@@ -425,7 +425,7 @@ def test_axes_that_are_strings(runs: Server, tmp_path: Path, op: str, holds: boo
         assert "Traceback" not in done.stderr
         # Without a function no runtime knows the op.
         assert done.returncode == int(holds or verb == "optimize")
-        words = "the node .*lacks the attribute 'axes' as INTS" if holds else f"has no kernel for normdeploy.{op}"
+        words = "node .*lacks the attribute 'axes' as INTS" if holds else f"has no kernel for normdeploy.{op}"
         assert not done.returncode or re.search(f"error: .*{words}", done.stderr), done.stderr
 
 
