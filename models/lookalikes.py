@@ -207,7 +207,7 @@ LOOKALIKES: tuple[Case, ...] = (
         lambda x: centred(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + x.mean(-1, keepdim=True) ** 2 + EPS),
         "another mean",
     ),
-    looks("halved_statistics", halved_statistics, "narrowed"),
+    looks("halved_statistics", halved_statistics, "narrows its statistics"),
     case("response_norm", lambda: ResponseNorm(5), (3, 6, 7, 5), row="lookalike", reason="its own deviation"),
     # Exact only for a known number of elements.
     looks(

@@ -557,4 +557,4 @@ def test_a_precision_may_be_spelled_as_anybody_does(name: str, tmp_path: Path) -
     assert onnx.load(out).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
     wrong = app.invoke(cli.app, ["optimize", str(tmp_path / "in.onnx"), "-o", str(out), "--precision", "int8", "-q"])
     assert wrong.exit_code == 2
-    assert "there is no precision 'int8'" in " ".join(wrong.output.split())
+    assert "unknown precision 'int8'" in " ".join(wrong.output.split())

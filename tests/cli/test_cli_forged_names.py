@@ -117,5 +117,5 @@ def test_mistakes_in_a_fleet_stand_on_a_line_each(
     with pytest.raises(SystemExit):
         app.main()
     name, key = capsys.readouterr().err.splitlines()
-    assert name.startswith("error: fleet.toml, line 2: models: the name 'a\\nb' may hold")
-    assert key.startswith("  fleet.toml, line 4: models.a\N{REPLACEMENT CHARACTER}b: there is no 'file'")
+    assert name.startswith("error: fleet.toml, line 2: models: the name 'a\\nb' may contain")
+    assert key.startswith("  fleet.toml, line 4: models.a\N{REPLACEMENT CHARACTER}b: unknown 'file'")

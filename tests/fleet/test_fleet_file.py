@@ -86,7 +86,7 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
         ("steps", "stepz", 3, "unknown 'stepz'; did you mean 'steps'?"),
         ("opset = 20", 'opset = "20"', 4, "defaults.export.opset is '20'; expected an integer"),
         ('precision = "fp16"', 'precison = "fp16"', 8, "did you mean 'precision'?"),
-        ('precision = "fp16"', 'precision = "fp15"', 20, "there is no precision 'fp15'"),
+        ('precision = "fp16"', 'precision = "fp15"', 20, "unknown precision 'fp15'"),
         ('runtime = "onnxruntime"', 'runtime = "ort"', 12, "expected one of 'onnxruntime', 'tensorrt-rtx', 'tensorrt'"),
         ('compute_capability = "8.9"\n', "", 13, "an engine of tensorrt-rtx works only on one compute capability"),
         (

@@ -150,7 +150,7 @@ def test_optimize_takes_the_recorded_ranges(tmp_path: Path) -> None:
 def test_options_of_precision_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="keep_io needs half precision"):
         normdeploy.optimize(text("y = Relu(x)"), keep_io=True)
-    with pytest.raises(InputError, match="there is no precision 'quarter'"):
+    with pytest.raises(InputError, match="unknown precision 'quarter'"):
         normdeploy.optimize(text("y = Relu(x)"), precision="quarter")
 
 

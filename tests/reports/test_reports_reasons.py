@@ -43,13 +43,13 @@ def test_evonorm_is_told_by_what_it_divides() -> None:
     assert "its deviation divides the result of Sigmoid" in finding.reason
     assert "gamma" not in finding.reason
     made, _ = told(nn.Sequential(nn.Conv2d(3, 8, 3), EvoNorm(gated=False)), 1, 3, 6, 6)
-    assert "the same for x and −x" in made.summary.findings[0].reason
+    assert "the same result for x and −x" in made.summary.findings[0].reason
 
 
 def test_what_divides_a_deviation_is_not_what_it_divides() -> None:
     made, _ = told(nn.Sequential(nn.Conv2d(3, 8, 3), EvoNorm(divided=True)), 1, 3, 6, 6)
     (finding,) = made.summary.findings
-    assert "the same for x and −x" in finding.reason
+    assert "the same result for x and −x" in finding.reason
 
 
 def test_what_is_left_of_folded_norms_is_counted() -> None:
@@ -59,4 +59,4 @@ def test_what_is_left_of_folded_norms_is_counted() -> None:
     assert made.summary.ops_after["BatchNormalization"] == 1
     assert [f.remains for f in made.summary.findings] == ["", "BatchNormalization"]
     assert "2 folded (left: 1 × BatchNormalization); norm nodes 2 → 1," in text
-    assert "no linear op stands before or behind it" in text
+    assert "no linear op precedes or follows it" in text
