@@ -331,14 +331,15 @@ class ConversionOptions:
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision (also float16, bfloat16); out-of-range values stay float32. Default: float32.",
+        "Compute in half precision (aliases: float16, bfloat16); out-of-range values stay float32. Default: float32.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
     calibrate: Calibration = option_field(
         (),
         "--calibrate",
-        "Input arrays by name, run to find out-of-range values; with --quantize, calibration samples. Repeatable.",
+        "Input arrays by name. The model runs on them to find out-of-range values; with --quantize, they are the"
+        " calibration samples. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )

@@ -23,7 +23,7 @@ from .verbose import add_common_options
 
 
 class _PlainHelp:
-    """Help whose sentences flow and whose flags take no value.
+    """Base class of verbs that removes line breaks within a paragraph of help, and <bool> after a flag.
 
     typer keeps the line breaks of a docstring, and writes <bool> after a flag.
     """

@@ -28,12 +28,12 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Benchmark a model in eager mode and torch.compile against ONNX files and engines; all take turns.
+    """Benchmark a model in eager mode and torch.compile against ONNX files and engines, which run in turns.
 
     Exit code 1: an answer is wrong.
     Exit code 3: no answer is wrong, but a file was not run.
 
-    The file records the options given to export, so you need not repeat them.
+    An ONNX file that export wrote records the options given to export, so you need not repeat them.
     Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)

@@ -24,7 +24,7 @@ def bisect(
     Exit code 1: an output fails.
     Exit code 3: no output fails, but an engine was not run.
 
-    The file records the options given to export, so you need not repeat them.
+    An ONNX file that export wrote records the options given to export, so you need not repeat them.
     Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     output = options.output

@@ -24,7 +24,7 @@ def run(
             "--output",
             "-o",
             metavar="OUT.npz",
-            help="Write the outputs, and generated inputs beside them; without it only a summary is printed.",
+            help="Write the outputs to OUT.npz, and generated inputs to OUT.inputs.npz. Default: only print a summary.",
         ),
     ] = None,
     inputs: Annotated[

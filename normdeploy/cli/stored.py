@@ -25,7 +25,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="Folder or URL that caches results; unchanged inputs return at once (NORMDEPLOY_STORE).",
+        help="Folder or URL that caches results; if nothing changed, the cached result is returned (NORMDEPLOY_STORE).",
     ),
 ]
 

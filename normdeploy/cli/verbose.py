@@ -60,8 +60,8 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters += typer_parameters(groups[parameter.name])
         else:
             parameters += [parameter]
-    # typer orders options like the parameters, so some without a default follow others with one. Only keyword-only
-    # parameters allow that.
+    # typer lists options in the order of the parameters, so a parameter without a default may follow one with a
+    # default. Python allows this order only for keyword-only parameters.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [

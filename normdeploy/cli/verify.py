@@ -37,9 +37,9 @@ def verify(
     Exit code 1: an output is off by more than rounding explains.
     Exit code 3: nothing failed, but a file was not run.
 
-    Your tolerances and metrics replace the default rule; its verdict is still shown.
+    Your tolerances and metrics replace the default rule; the verdict by the default rule is still shown.
 
-    The file records the options given to export, so you need not repeat them.
+    An ONNX file that export wrote records the options given to export, so you need not repeat them.
     Recorded options that run code are used only if you or your team signed them (docs/teams.md).
     """
     if any(file.is_dir() for file in files):

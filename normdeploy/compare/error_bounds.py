@@ -7,10 +7,10 @@
 - ``e`` is the error of eager, one correct evaluation in the model's type.
 - ρ is the largest multiple of s that eager needs anywhere in the output. It is at least 1, because sums of many terms
   round more than once. It is at most 8, so that one odd element of eager does not loosen all others.
-- The 4 is the room between two draws.
+- The factor 4 leaves room because two correct evaluations round differently, like two random draws.
 
-A few runs are made for every case. If a runtime exceeds the bound, more runs are made before it fails, because a tie
-between two choices turns over in some runs only.
+A few runs are made for every case. If a runtime exceeds the bound, more runs are made before the runtime fails. The
+reason is a tie between two choices: only some runs make the other choice, and a few runs may miss it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ErrorBounds:
             array of the output's shape.
         """
         bound = self._bound_of_elements(output, ratio)
-        # Nothing fails on fewer than the first runs, however long they take.
+        # No element fails before `RUNS` runs are made, however long these runs take.
         if error is not None and self._runs < RUNS and (error > bound).any():
             self._run_more_roundings(RUNS - self._runs)
             bound = self._bound_of_elements(output, ratio)

@@ -146,11 +146,12 @@ def implement_norms(
 
     Args:
         proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; ops of our domain are taken as ours.
-            It is not changed.
+            The model is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
-        version: of that library; "" is taken as a new one.
-        sizes: usual sizes of dynamic dims; few long rows get two launches (`normdeploy.engines.plugin_nodes`).
+        version: version of that library; "" is treated as a new version.
+        sizes: usual sizes of dynamic dims. A norm that has few long rows at these sizes runs in two launches
+            (`normdeploy.engines.plugin_nodes`).
 
     Returns:
         the model for the parser, and the form of each norm.
@@ -163,8 +164,8 @@ def implement_norms(
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    # TensorRT's parser takes a function for every node of its name, so clashing functions are renamed first and keep
-    # these names.
+    # If a function of the file has a node's op as its name, TensorRT's parser calls the function for the node, whatever
+    # the node's domain. So clashing functions are renamed first and keep the new names.
     proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(

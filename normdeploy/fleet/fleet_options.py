@@ -38,7 +38,8 @@ class FleetOptions:
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Public key; only records signed with the given keys are trusted. Here, --trust runs no code. Repeatable.",
+        "Public key; only records signed with the given keys are trusted. In the fleet verbs, --trust does not allow a"
+        " model file to run code. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )

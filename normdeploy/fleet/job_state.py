@@ -44,7 +44,7 @@ class JobState:
         return len(self.ends) == len(self.steps)
 
     def undecided_steps(self) -> Iterator[JobStep]:
-        """Yield the steps that can be decided now; a decision may allow further ones."""
+        """Yield the steps that can be decided now; a decision may allow further steps."""
         for step in self.steps:
             known = step.name in self.ends or step.name in self.busy or step.name in self.ready
             if not known and self.can_begin(step):
@@ -59,7 +59,7 @@ class JobState:
         return all(before in self.ends for before in step.preceding_steps)
 
     def forget_step(self, name: str) -> None:
-        """Forget the end of a step that must run again, and the ends of all steps behind it."""
+        """Forget the end of a step that must run again, and the ends of all steps that come after it."""
         self.ends.pop(name, None)
         self.ready.pop(name, None)
         for step in self.steps:

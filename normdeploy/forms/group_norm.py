@@ -3,10 +3,11 @@
     GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups
     channels and d1, …
 
-One group is written as LayerNormalization over everything but the batch, because TensorRT reads that GroupNormalization
-as an instance norm (TensorRT#4756). As many groups as channels is InstanceNormalization. Neither cuts the channel axis.
-A layer norm over everything but the batch is written here only if its scale would be narrower than its rows and the
-runtime is slow with such a scale.
+A norm with one group is written as LayerNormalization over all axes but the batch, because TensorRT reads a
+GroupNormalization with one group as an instance norm (TensorRT#4756). A norm with as many groups as channels is written
+as InstanceNormalization. Neither of these norms splits the channel axis, so other modules write them. A layer norm over
+all axes but the batch is written here only if its scale is narrower than its rows and the runtime is slow with such a
+scale.
 
 onnxruntime has no kernel for GroupNormalization and computes E[x²] − E[x]² by a function. The other forms are a Reshape
 to (N, G, −1), then InstanceNormalization, or LayerNormalization over the last axis, and a Reshape back. Gamma and beta
@@ -37,7 +38,9 @@ _SCALED = ("float32", "float16")
 
 
 def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
-    """Write a norm over groups of channels, or a layer norm over everything but the batch that runs faster as one.
+    """Write a norm over groups of channels, or a layer norm that the runtime computes faster as InstanceNormalization.
+
+    Such a layer norm is over all axes but the batch.
 
     Returns:
         the form, or a refusal with the reason.
@@ -86,7 +89,8 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, channel: int, regrouped: bool) -> bool:
     """Return True if the parameter has one value per channel.
 
-    Data must be a vector, and must not be applied after a regrouped norm.
+    A parameter that is data, not a constant, must be a vector. It can't be applied after a norm written between two
+    Reshapes.
     """
     if param is None or not param.data:
         return param is None or set(param.varies) <= {channel}

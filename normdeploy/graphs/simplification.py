@@ -55,16 +55,16 @@ _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
 # Opset of the newest op that the rules write (Reshape with allowzero).
 _RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-# Maximum number of elements of positions, masks and rows of tables that are folded.
+# Maximum number of elements of the results of one node that is folded, if they are positions, masks or rows of tables.
 _MADE = 2**20
-# Maximum number of elements of any other constant that is read for folding.
+# Maximum number of elements of a constant that any other folded node reads.
 _READ = 2**13
-# Maximum number of elements that are created from these.
+# Maximum number of elements of the results of such a node.
 _GROWN = 2**18
 # Maximum number of elements of initializers that are compared with each other: tables of positions, one per layer.
 _ALIKE = 2**16
-# Maximum number of inputs of a node. Beyond it, merging equal initializers takes minutes, for it scans all inputs each
-# time.
+# Maximum number of inputs of a node. With more inputs, merging equal initializers takes minutes, because each merge
+# scans all inputs.
 _WIDE = 256
 # Each round resolves values that the previous one made constant; models so far settle in two or three.
 _ROUNDS = 4
@@ -161,7 +161,8 @@ def simplify(
     Args:
         proto: not changed.
         samples: inputs for ``require_equal_models``; if empty, the result is not checked.
-        resolves: first give Reshapes and Expands to computed sizes constant ones (`graphs.static_reshapes`).
+        resolves: first replace the computed sizes of Reshapes and Expands by constants if possible
+            (`graphs.static_reshapes`).
         progress: called with (stage, done, total).
 
     Returns: the cleaned model; on any failure the original one with a note.
@@ -335,7 +336,7 @@ def _fold_constants(model: ir.Model) -> bool:
 
 
 def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
-    """Return the Identities that make an output of the graph whose declared shape differs from that of their input."""
+    """Return each Identity that computes a graph output, if the declared shapes of its output and input differ."""
     return [
         node
         for node in model.graph

@@ -215,7 +215,7 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
     """Describe why calibration keeps a tensor in float32.
 
     Args:
-        carried: tensors of which only the upper end counts, since they carry a mask.
+        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
 
     Returns:
         the reason, or None if the tensor may be half.
@@ -263,7 +263,7 @@ def float32_reason(view: PrecisionView, i: int, carried: Collection[str], author
     """Find the reason why node ``i`` stays float32.
 
     Args:
-        carried: tensors whose lower end does not count, since they carry a mask.
+        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
         author: indices of the nodes that the file itself has in float32.
 
     Returns:

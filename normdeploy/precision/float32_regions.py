@@ -1,11 +1,11 @@
-"""Choose the nodes that stay float32 in a half-precision model: those with a reason (``float32_reasons``) and nodes
-around them.
+"""Choose the nodes that stay float32 in a half-precision model: nodes with a reason (``float32_reasons``), and nodes
+around those.
 
-Around them stay:
+The nodes around a node with a reason that stay float32 too are:
 
 - the squares that a reduction adds up;
 - the nodes after a statistic or an epsilon up to the division by it;
-- readers of a tensor that does not fit;
+- readers of a tensor whose values do not fit into half precision;
 - cheap nodes between two float32 nodes.
 """
 
@@ -31,7 +31,7 @@ def find_float32_regions(
     """Find the nodes that stay float32, and group them into regions.
 
     Args:
-        carried: tensors whose lower end does not count, since they carry a mask.
+        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
         wide_inputs: inputs of the graph that stay float32.
 
     Returns:
@@ -53,7 +53,7 @@ def find_float32_regions(
 
 
 def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """Keep the nodes that compute an argument of which every digit matters."""
+    """Keep the nodes that compute an argument if every digit of the argument matters."""
     for argument in find_exact_arguments(view):
         node = view.graph.node[argument.place]
         island = Float32Region(
@@ -64,7 +64,10 @@ def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
 
 
 def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
-    """Keep logarithms of numbers that half loses, and factors that half rounds visibly before a softmax."""
+    """Keep logarithms if half precision loses digits of their argument, and factors that it rounds before a softmax.
+
+    A factor is kept only if its rounding is visible after the softmax.
+    """
     form = view.form.dtype.name
     for what, places in find_logarithms(view):
         node = view.graph.node[places[0]]
@@ -74,7 +77,7 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
             why = "1 + x loses digits of a small x"
         island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
-            # This reason is better than that the type has no such op.
+            # A reason found before, such as "the type has no such op", is less specific, so it is replaced.
             kept[i] = island
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
@@ -82,13 +85,13 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
         kept.setdefault(i, Float32Region("logits", node.op_type, module_path(node), name, why, magnitude))
 
 
-# ------------------------------------------------------------------ nodes around them
+# ------------------------------------------------------------------ nodes around the nodes with a reason
 
 
 def _grow_regions(
     view: PrecisionView, kept: dict[int, Float32Region], carried: Collection[str], wide_inputs: Collection[str]
 ) -> None:
-    """Add the nodes that belong to those kept so far, as the module describes."""
+    """Add the nodes around the nodes kept so far, as the module describes."""
     roots = dict(kept)
     for i, island in roots.items():
         if island.kind == "statistics":

@@ -36,7 +36,7 @@ ASKED = PROMISED + 16
 # Maximum bits of a prime
 LONGEST = 4096
 _PRIMES = 12
-# Evaluations after which a radicand that was always a square is refused
+# Number of evaluations after which a radicand is refused if it was a square in all of them
 _UNSEEN = 60
 
 
@@ -44,8 +44,8 @@ _UNSEEN = 60
 class Identity:
     """Result of a successful proof: both sides are one function.
 
-    It holds for all sides that differ only in the elements of larger constants; `check_stored_constants` compares those
-    elements.
+    The identity also holds for any other two sides that differ from these only in the elements of larger constants.
+    `check_stored_constants` compares those elements.
 
     Attributes:
         points: number of compared elements.
@@ -54,7 +54,8 @@ class Identity:
         epsilons: exact epsilon by the index of the node in ``Equivalence.nodes``.
         plan: layout of the axes.
         gains: True if an infinite input gives NaN after the rewrite and a number before it.
-        read: constants that were read as the fractions that they round (`proof.rational_reconstruction`).
+        read: constants that the proof replaced by the fractions from which they were rounded
+            (`proof.rational_reconstruction`).
         roots: number of root elements per input. Each doubles the degree of the tested polynomial and halves the inputs
             at which all roots exist.
         zeros: sizes that both sides divide by and that may be zero.
@@ -76,8 +77,9 @@ class Identity:
     def security_bits(self) -> int:
         """Return the b for which the error probability is at most 2^-b.
 
-        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters
-        and is less than 2^16 times the counted degree. The choice of p adds less than that (docs/certificates.md).
+        The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters.
+        The factor 2^16 in `lost_bits` covers its excess over the counted degree, and the error probability that the
+        random choice of p adds (docs/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
 

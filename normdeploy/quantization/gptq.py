@@ -1,9 +1,9 @@
 """Round weights by the error of the layer's products (GPTQ).
 
 Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. The error of a layer's products
-is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the other, those of
+is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the other, the rows of
 the largest inputs first. To each row it adds a correction for the errors of the rows before it. With H = (I + U)·D·(I +
-U)ᵀ, U strictly upper triangular, that is
+U)ᵀ, U strictly upper triangular, the rounded rows are
 
     ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
 
@@ -11,8 +11,8 @@ U)ᵀ, U strictly upper triangular, that is
 diagonal is added to the diagonal: the samples are few, and their chance correlations do not carry over to other inputs.
 A convolution is one such product for each of its groups; its x are windows of its input.
 
-Biases stay the model's own except for shifts (`bias_corrections`). A correction of their means (Nagel et al., arXiv
-1906.04721, 4.2) would leave none in the file that `verify` could compare with the model's.
+Biases stay the model's own except for shifts (`bias_corrections`). If the means of the layers' errors were corrected
+in the biases (Nagel et al., arXiv 1906.04721, 4.2), `verify` could not compare any bias of the file with the model's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .layer_groups import LayerCandidate
 from .number_formats import CodeFormat, broadcast_scales, quantize_to_codes, round_scales_up, weight_scales
 from .qdq_writer import LayerPlan
 
-# Damping as a share of the mean of H's diagonal, multiplied by channels / rows if rows are fewer. False: matrices.
-# True: convolutions, which read each sample at many places.
+# Damping as a share of the mean of H's diagonal, multiplied by channels / rows if rows are fewer. The key is
+# False for matrices, and True for convolutions, which read each sample at many places.
 DAMPING = {False: 0.1, True: 0.01}
-# Rows of W between products with all rows rounded before.
+# Rows of W in a block. One matrix product per block adds the errors of all rows of earlier blocks.
 _BLOCK = 128
-# Fewer rows say nothing about H.
+# Minimum number of rows of samples; fewer rows say nothing about H.
 _FEWEST = 16
 # Shares of a block's largest weight that are tried for its scale.
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
@@ -77,8 +77,8 @@ def compensate_rounding(
 ) -> dict[str, LayerPlan]:
     """Round the weights of layers by GPTQ.
 
-    Each MatMul, Gemm or Conv is rounded whose weight no other node reads. Other layers, and those with fewer than 16
-    rows of samples, stay as planned.
+    The weight of a MatMul, Gemm or Conv is rounded if no other node reads it. Other layers, and layers with fewer
+    than 16 rows of samples, stay as planned.
 
     Args:
         plans: plans by the first result of the layer's node.

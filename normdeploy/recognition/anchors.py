@@ -44,11 +44,11 @@ SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is Statis
 # All ops that may be inside a norm.
 INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES
 
-# Limits of nodes walked above and below a root. Norms have about 12, with dynamic shapes about 40.
+# Limits of nodes walked above and below a root. Norms have about 12 nodes, or about 40 with dynamic shapes.
 _UPWARD = 96
 _DOWNWARD = 48
-# Limit of roots passed above a root without a reduction between them. No norm has one, and a chain of thousands must
-# not be walked from each of its roots.
+# Limit of roots passed above a root without a reduction between them. No norm has such roots. Without the limit, a
+# chain of thousands of roots would be walked from each of its roots.
 _NESTED = 4
 
 
@@ -139,7 +139,7 @@ def _is_foreign_data(
 
 
 def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
-    """Return True if the node is a norm by its op: a standard one, an own one, or one of an installed package."""
+    """Return True if the node's op is a norm: a standard op, an own op, or an op of an installed package."""
     if isinstance(node, gs.Node):
         op = node.op
     else:
@@ -148,7 +148,7 @@ def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
 
 
 def is_anchor(graph: Graph, node: gs.Node) -> bool:
-    """Return True for a square root, or a node that contains one, of a value that the file does not fix."""
+    """Return True for a norm node, and for a square root of a value that depends on the values of an input."""
     if is_norm_node(node):
         return node.op not in OWN or node.domain == DOMAIN
     if not _is_standard_op(node) or node.op not in ("Sqrt", "Pow", "ReduceL2"):

@@ -278,7 +278,8 @@ def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Normalize a model from memory as `load_onnx` normalizes a file.
 
     Returns:
-        a model with open sizes as in `open_unknown_sizes` and without sparse tensors; ``proto`` itself if it is one.
+        a model with open sizes as in `open_unknown_sizes` and without sparse tensors; ``proto`` itself if it is
+        such a model already.
 
     Raises:
         GraphError: a sparse tensor is broken or too large.
@@ -297,7 +298,7 @@ def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
     size below 0. Two dims called "?" need not have the same size.
 
     Returns:
-        ``proto`` itself if it has neither, else a changed copy.
+        ``proto`` itself if it has neither negative sizes nor such names, else a changed copy.
     """
 
     def iter_unknown_dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
@@ -352,7 +353,8 @@ def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) 
     """Check that the external weights do not take much more memory than their files.
 
     Many weights that refer to one short file could take any amount of memory. Up to twice the files' size is accepted,
-    more than tied weights need; small models may share as they like.
+    which is more than tied weights need. An excess of up to `_SHARED` bytes is also accepted, so small models may share
+    weights as they like.
 
     Args:
         places: file, offset and length of each external weight.

@@ -1,4 +1,4 @@
-"""Race a model, files and engines, or the forms of norms."""
+"""Compare the speed of a model, files and engines, or of the forms of norms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @take_fields_as_arguments(BenchCall, onnx="sources")
 def bench(call: BenchCall) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, or the forms of norms.
+    """Benchmark a model in eager mode and torch.compile, ONNX files and engines, or the forms of norms.
 
     Contestants take turns in one process (``normdeploy.verbs.bench.model_benchmark``).
 
@@ -41,10 +41,10 @@ def bench(call: BenchCall) -> Race:
         threads: CPU threads of torch and of onnxruntime.
         rounds: number of counted rounds; each contestant has one turn in a round.
         seed: seed of the generated inputs and of the order within each round.
-        norm_impl: race each norm of the one given ONNX file in these forms (``normdeploy.verbs.bench.norm_benchmark``);
-            ["all"] races all forms.
-        norms: race usual norms of this kind, or of "all" kinds; no file is needed then.
-        against: also race files that other tools write for the same model: "plain", "onnxslim", "onnxsim",
+        norm_impl: benchmark each norm of the one given ONNX file in these forms
+            (``normdeploy.verbs.bench.norm_benchmark``); ["all"] benchmarks all forms.
+        norms: benchmark usual norms of this kind, or of "all" kinds; then no file is needed.
+        against: also benchmark files that other tools write for the same model: "plain", "onnxslim", "onnxsim",
             "ort-transformers" (``verbs.bench.peer_optimizers``).
         runners: names of runtimes from installed packages (`normdeploy.runtimes.third_party_runner`) that also run the
             ONNX files.
@@ -65,10 +65,10 @@ def bench(call: BenchCall) -> Race:
 
 
 def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
-    """Race the forms of norms.
+    """Benchmark the forms of norms.
 
     Raises:
-        InputError: an option applies only to races of files.
+        InputError: an option applies only to benchmarks of files.
     """
     if peers:
         raise InputError("norms are raced one by one, but files of other tools are whole models; omit --against")
@@ -85,7 +85,7 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
 
 
 def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
-    """Race a model, ONNX files and engines, and the files that ``peers`` write for the same model.
+    """Benchmark a model, ONNX files and engines, and the files that ``peers`` write for the same model.
 
     Raises:
         InputError: more than one source is a model, or loading options were given without a model.

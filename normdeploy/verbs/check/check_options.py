@@ -54,7 +54,7 @@ class JudgingOptions:
     precision: str | None = option_field(
         None,
         "--precision",
-        "Check epsilons as if the file computed in half precision (also float16, bfloat16).",
+        "Check epsilons as if the file computed in half precision (aliases: float16, bfloat16).",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )

@@ -91,17 +91,18 @@ def export(call: ExportCall) -> ExportResult:
             by measurements).
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
             standard op.
-        strict: raise an error if a certificate fails; otherwise the rewrite is undone and reported.
-        strict_proof: raise an error if a rewrite's certificate is not exact, or if an infinite input makes it return
-            NaN in place of a number.
-        precision: "fp16" or "bf16": compute in it, except for values that it can't hold
+        strict: raise an error if a rewrite fails its proof; otherwise the rewrite is undone, and its norm is listed as
+            skipped.
+        strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
+            input.
+        precision: "fp16" or "bf16": compute in this type, except for values that it can't hold
             (``normdeploy.precision.half_conversion``).
         calibrate: inputs that half precision is calibrated on: .npz files, or mappings name -> array; empty generates
             some. With ``quantize``, samples along the first axis of each array; every second batch calibrates, and the
             others are used for evaluation.
         keep_io: inputs and outputs of a half-precision file stay float32.
-        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it or hold their weights in it
-            (``normdeploy.quantization.quantizer``).
+        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in this type, or hold their weights
+            in it (``normdeploy.quantization.quantizer``).
         calibration: method that finds ranges from the samples: "minmax", "entropy" or "percentile".
         metric: bound that the quantized file must reach on the evaluation samples, such as "cosine>=0.995", or output
             -> such texts; layers are kept float until it is reached.
@@ -112,8 +113,8 @@ def export(call: ExportCall) -> ExportResult:
             "layers.0.*".
         compare_limit: maximum bytes of weights for a comparison of the whole model before and after the rewrites
             (`rewriting.rewrite_rollback`).
-        check: run the file beside PyTorch at two small sizes; raise an error if an output differs by more than rounding
-            (`verbs.verify.export_check`).
+        check: at the end, compare the file with PyTorch at two small sizes, and raise an error if an output differs by
+            more than rounding (`verbs.verify.export_check`). False skips this comparison; rewrites are still proved.
         custom_translation_table: torch operator -> onnxscript function, as for ``torch.onnx.export``
             (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 if unknown.

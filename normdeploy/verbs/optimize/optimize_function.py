@@ -87,9 +87,10 @@ def optimize(call: OptimizeCall) -> ExportResult:
             by measurements).
         fuse: "standard", or "portable": also use this project's own ops with function bodies for norms without a
             standard op.
-        strict: raise an error if a certificate fails; otherwise the rewrite is undone and reported.
-        strict_proof: raise an error if a rewrite's certificate is not exact, or if an infinite input makes it return
-            NaN in place of a number.
+        strict: raise an error if a rewrite fails its proof; otherwise the rewrite is undone, and its norm is listed as
+            skipped.
+        strict_proof: raise an error if a proof is not exact, or if a rewrite turns a number into NaN at an infinite
+            input.
         precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as for
             ``export``. Inputs are generated from the record of ``export`` in the file, if it has one.
         simplify: compute constants, remove duplicates and dead ends, and resolve shapes

@@ -4,8 +4,9 @@ Regressions are:
 
 - a file that differs from its hash, is missing, or is not part of the bundle;
 - a configuration that can't be read or does not fit the model;
-- an output that passed and fails now, or whose runtime can't run any more;
-- a norm that is gone, or that a runtime had a kernel for and now refuses or runs as a function of primitives.
+- an output that passed before and fails now, or an output whose runtime can't run any more;
+- a norm that is gone;
+- a norm for which a runtime had a kernel, if the runtime now refuses the norm or runs it as a function of primitives.
 
 Other versions, errors that changed within the bounds and new runtimes are reported without counting as regressions.
 """

@@ -30,7 +30,7 @@ class ComparisonOptions:
     feeds: Inputs | None = option_field(
         None,
         "--inputs",
-        "Input arrays by name, run instead of generated inputs. Repeatable.",
+        "Input arrays by name. The models run on these arrays instead of generated inputs. Repeatable.",
         metavar="IN.npz",
         type=list[Path] | None,
     )
@@ -67,8 +67,8 @@ class ComparisonOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "Metric that decides the verdict: cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop. Quote the"
-        " value for the shell, or write NAME:X. Repeatable.",
+        "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with"
+        " <=X. Quote the value for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
