@@ -150,7 +150,7 @@ def test_snapshot_whose_blobs_are_elsewhere_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_config_with_more_layers_than_weights_is_refused(folder: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match=r"as 100000[02].* hold 1 tensors"):
+    with pytest.raises(LoadError, match=r"to 100000[02].* contain 1 tensors"):
         require_plausible_config(folder, config)
 
 

@@ -394,7 +394,7 @@ def test_past_and_new_tokens_share_the_positions(stated: dict[str, int], ranges:
 
 @pytest.mark.parametrize("stated", [{"past": 64}, {"past": 60, "seq": 5}])
 def test_more_than_the_positions_is_refused(stated: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="at most the 64 positions"):
+    with pytest.raises(InputError, match="at most the model's 64 positions"):
         unstated_ranges(TraceableModel(nn.Identity(), [], new="seq", positions=64), stated)
 
 

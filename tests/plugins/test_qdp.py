@@ -164,7 +164,7 @@ def test_a_release_that_lacks_what_is_changed_is_refused(trtp: Any, monkeypatch:
     template = trtp.register.__globals__["_TemplateAOTPlugin"]
     monkeypatch.delattr(trtp, "aot_impl")
     monkeypatch.delattr(template, "get_timing_cache_id")
-    said = r"has no aot_impl, _TemplateAOTPlugin\.get_timing_cache_id; .*pip install 'tensorrt>=10\.9,<11\.5'"
+    said = r"lacks aot_impl, _TemplateAOTPlugin\.get_timing_cache_id; .*pip install 'tensorrt>=10\.9,<11\.5'"
     with pytest.raises(ImportError, match=said):
         qdp.register()
 

@@ -112,7 +112,7 @@ def test_table_shows_every_part() -> None:
         "float64, error 2e-09, checked in onnxruntime",
     ):
         assert part in text
-    for part in ("head", "skipped: its denominator is clamped", "note: left unsimplified"):
+    for part in ("head", "skipped: its denominator is clamped", "note: not simplified"):
         assert part in text
     assert "1 fused, 1 skipped; norm nodes 9 → 1, all nodes 598 → 130; opset 21" in text
 

@@ -56,5 +56,5 @@ def test_a_loop_that_is_tried_in_anothers_place_ends(tmp_path: object) -> None:
     endless = onnx.NodeProto()
     endless.CopyFrom(model.graph.node[0])
     endless.attribute[0].g.node[1].CopyFrom(onnx.helper.make_node("Identity", ["before"], ["after"]))
-    with pytest.raises(NotEvaluated, match="more than 64 rounds"):
+    with pytest.raises(NotEvaluated, match="more than 64 iterations"):
         exact.evaluate_nodes([0], {"x": np.ones(3)}, NodeChange(nodes={0: endless}))

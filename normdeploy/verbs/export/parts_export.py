@@ -45,8 +45,12 @@ COPIED = (
 _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
-class ExportedParts(dict[str, ExportResult], Renderable):
+class ExportedParts(Renderable, dict[str, ExportResult]):
     """Result of ``export_parts``: file name -> the result of ``export`` for that part."""
+
+    def summarize(self) -> str:
+        """Return the summary of each part in one line."""
+        return "; ".join(f"{file}: {exported.summarize()}" for file, exported in self.items())
 
     def show(self, console: Console) -> None:
         from ...findings.console_tables import file_title

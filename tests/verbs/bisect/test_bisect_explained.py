@@ -112,7 +112,7 @@ def test_exchanged_rows_of_a_packed_projection_are_its_weight(tmp_path: Path) ->
     packed.CopyFrom(numpy_helper.from_array(moved, packed.name))
     fault = only_fault(model, wrong, tmp_path, *args)
     assert fault.kind == "weights"
-    assert "is not '1.self_attn.in_proj_weight'" in fault.cause
+    assert "differs from '1.self_attn.in_proj_weight'" in fault.cause
 
 
 BATCH_STATISTICS = """

@@ -52,7 +52,7 @@ def test_a_foreign_epsilon_is_named_and_the_models_are_not(reference: str, dynam
     assert notes[1e-6] == []
     (note,) = notes[1e-7]
     assert "the epsilon 1e-07 of" in note
-    assert "none of the model's (1e-06, 1e-05)" in note
+    assert "not one of the model's (1e-06, 1e-05)" in note
 
 
 def test_an_epsilon_that_half_precision_can_not_hold_is_the_models(tmp_path: Path) -> None:
