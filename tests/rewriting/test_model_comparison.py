@@ -109,7 +109,7 @@ def test_more_than_a_few_are_taken_back_together(monkeypatch: pytest.MonkeyPatch
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, {"n1"}, other_epsilon)
-    with pytest.raises(CertificateError, match=r"1 of 3 rewrites.*'n1'.*undone"):
+    with pytest.raises(CertificateError, match=r"1 of 3 rewrites.*'n1'.*taken back"):
         normdeploy.optimize(norms(3), strict=True)
 
 
