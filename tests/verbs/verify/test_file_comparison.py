@@ -228,7 +228,10 @@ FAULTS: Mapping[str, tuple[Fault, str]] = {
     "softmax along another axis": (attribute("Softmax", "axis", 1), ""),
     "a weight off by 1e-3": (weight("inner.bias", 3, lambda w: w * 1.001), ""),
     "a NaN": (weight("outer.bias", 0, lambda w: np.nan), r"nan where the reference is -?\d.* at \[0, 0, 0\]"),
-    "another shape": (behind("logits", "Flatten", rank=2), r"its shape is \[3, 30\], but the reference's is \[3, 6, 5\]"),
+    "another shape": (
+        behind("logits", "Flatten", rank=2),
+        r"its shape is \[3, 30\], but the reference's is \[3, 6, 5\]",
+    ),
     "another type": (
         behind("logits", "Cast", elem_type=onnx.TensorProto.DOUBLE, to=onnx.TensorProto.DOUBLE),
         "it is float64, but the reference is float32",
