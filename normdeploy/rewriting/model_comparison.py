@@ -304,6 +304,7 @@ class BaselineModel:
             return draw_special_values(spec, rng, sizes)
 
         # Any fixed seeds serve.
+        # Each kind of input has draws of its own.
         kinds = ((24, " near its thresholds", draw_at_thresholds), (17, _SPECIAL, draw_special))
         for seed, kind, draw in kinds:
             rngs = [np.random.default_rng([number, i, seed]) for i in range(len(self.specs))]

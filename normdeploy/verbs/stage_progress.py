@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..log import log
+from ..reports.page_templates import format_bytes
 from ..types import Progress
+
+# Smaller files load at once, so that their size says nothing.
+_LARGE = 10_000_000
 
 
 class StageTimer:
@@ -53,20 +57,11 @@ def describe_loading(source: object) -> str:
         return ""
     path = Path(source)
     parts = [path.name]
-    if path.is_file():
-        parts.append(_format_size(path.stat().st_size))
+    if path.is_file() and path.stat().st_size >= _LARGE:
+        parts.append(format_bytes(path.stat().st_size))
     if path.suffix != ".onnx" and "torch" not in sys.modules:
         parts.append("after the import of torch")
-    return ", ".join(filter(None, parts))
-
-
-def _format_size(count: int) -> str:
-    """Format large sizes; small files load at once, so that their size says nothing."""
-    if count >= 1e9:
-        return f"{count / 1e9:.1f} GB"
-    if count >= 1e7:
-        return f"{count / 1e6:.0f} MB"
-    return ""
+    return ", ".join(parts)
 
 
 def prefix_progress(part: str, progress: Progress | None) -> Progress | None:

@@ -487,6 +487,9 @@ def test_in_a_browser(scheme: str, width: int, browser: Any, files: list[Path]) 
             # On a phone the chart scrolls inside its figure.
             box = plot.locator("xpath=ancestor::figure").bounding_box()
             assert 0 <= box["x"] < box["x"] + box["width"] <= width
+            if width == 1200:
+                whole = plot.bounding_box()
+                assert 0 <= whole["x"] < whole["x"] + whole["width"] <= width
             assert box["height"] > 80
         assert readable(shown, "body", "body")
         assert readable(shown, "svg.plot text", "section")

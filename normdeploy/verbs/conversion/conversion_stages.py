@@ -152,10 +152,6 @@ C = TypeVar("C", bound=Conversion, contravariant=True)
 D = TypeVar("D", bound=Conversion)
 
 
-# The stage that reads the source, which may take longest to begin.
-LOAD = "load"
-
-
 @dataclass(frozen=True)
 class ConversionStage(Generic[C]):
     """One step of a conversion.
@@ -163,11 +159,18 @@ class ConversionStage(Generic[C]):
     Attributes:
         name: name on the progress bar and key of the seconds; "" for an untimed step.
         when: condition under which the step runs.
+        details: text for the progress bar after the name.
     """
 
     run: Callable[[C], None]
     name: str = ""
     when: Callable[[C], bool] = lambda conversion: True
+    details: Callable[[C], str] = lambda conversion: ""
+
+
+def describe_source(conversion: Conversion) -> str:
+    """Say which source is loaded, and why that takes its time."""
+    return describe_loading(conversion.source)
 
 
 def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
@@ -176,8 +179,7 @@ def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
         if not stage.when(conversion):
             continue
         if stage.name:
-            details = describe_loading(conversion.source) if stage.name == LOAD else ""
-            with conversion.stages(stage.name, details):
+            with conversion.stages(stage.name, stage.details(conversion)):
                 stage.run(conversion)
         else:
             stage.run(conversion)

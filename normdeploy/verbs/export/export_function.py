@@ -27,12 +27,12 @@ from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..arguments.model_source import load_source
 from ..conversion.conversion_stages import (
-    LOAD,
     LOWERING,
     Conversion,
     ConversionStage,
     compare_models,
     count_nodes,
+    describe_source,
     fuse_norms,
     require_options,
     run_stages,
@@ -287,7 +287,7 @@ def note_the_rest(export: ExportConversion) -> None:
 
 STAGES: tuple[ConversionStage[ExportConversion], ...] = (
     ConversionStage(require_options),
-    ConversionStage(load_model, LOAD),
+    ConversionStage(load_model, "load", details=describe_source),
     ConversionStage(trace_model, "export"),
     ConversionStage(run_reference, "reference"),
     ConversionStage(release_model),

@@ -28,12 +28,12 @@ from ...types import PathLike, Progress
 from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..conversion.conversion_stages import (
-    LOAD,
     LOWERING,
     Conversion,
     ConversionStage,
     compare_models,
     count_nodes,
+    describe_source,
     fuse_norms,
     require_options,
     run_stages,
@@ -236,7 +236,7 @@ def sign_result(optimization: OptimizeConversion) -> None:
 
 STAGES: tuple[ConversionStage[OptimizeConversion], ...] = (
     ConversionStage(require_options),
-    ConversionStage(load_file, LOAD),
+    ConversionStage(load_file, "load", details=describe_source),
     ConversionStage(fuse_norms, "norms"),
     ConversionStage(clean_up, "simplify"),
     ConversionStage(compare_rewritten, "compare"),
