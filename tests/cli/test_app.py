@@ -499,6 +499,12 @@ def test_list_of_verbs_breaks_no_sentence() -> None:
     check_lines_are_full(cells, 66)
 
 
+def test_help_joins_the_lines_of_a_paragraph() -> None:
+    """The docstring of ``verify`` begins a line with this sentence; a terminal of any width wraps the whole paragraph."""
+    done = typer.testing.CliRunner().invoke(cli.app, ["verify", "--help"], env={"COLUMNS": "80"}, terminal_width=80)
+    assert "need not repeat them. Recorded options that run code" in done.stdout
+
+
 def check_lines_are_full(lines: list[str], width: int) -> None:
     """A line that does not end a sentence has no room for the next word."""
     for line, after in pairwise(lines):
