@@ -500,7 +500,7 @@ def test_list_of_verbs_breaks_no_sentence() -> None:
 
 
 def test_help_joins_the_lines_of_a_paragraph() -> None:
-    """The docstring of ``verify`` begins a line with the second sentence; the terminal wraps the paragraph as a whole."""
+    """The docstring of ``verify`` begins a line with the second sentence; terminals wrap the paragraph."""
     done = typer.testing.CliRunner().invoke(cli.app, ["verify", "--help"], env={"COLUMNS": "80"}, terminal_width=80)
     assert "need not repeat them. Recorded options that run code" in done.stdout
 
