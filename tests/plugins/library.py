@@ -15,6 +15,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -24,6 +25,7 @@ from . import standin
 
 TYPES = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
 TYPES |= {onnx.TensorProto.INT8: "i8", onnx.TensorProto.FLOAT8E4M3FN: "fp8e4nv"}
+TENSORRT_TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "i8": "INT8", "fp8e4nv": "FP8"}
 LayerType = enum.Enum("LayerType", "NORMALIZATION PLUGIN_V3 OTHER")
 
 
@@ -32,6 +34,12 @@ class Layer:
     type: Any
     node: onnx.NodeProto
     plugin: standin.Build | None = None
+    outputs: list[Any] = field(default_factory=list)
+
+    num_outputs = property(lambda self: len(self.outputs))
+
+    def get_output(self, index: int) -> Any:
+        return self.outputs[index]
 
 
 @dataclass
@@ -71,6 +79,12 @@ class Network:
                 raise ValueError(
                     f"Plugin not found, are the plugin name, version, and namespace correct? {node.op_type}"
                 )
+            self.layers[-1].outputs = [_tensor(name, types[name]) for name in node.output if name]
+
+
+def _tensor(name: str, kind: onnx.TypeProto) -> Any:
+    """Return the name and the type of a tensor as an ITensor shows them."""
+    return SimpleNamespace(name=name, dtype=SimpleNamespace(name=TENSORRT_TYPES[TYPES[kind.tensor_type.elem_type]]))
 
 
 def _plugin(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> standin.Build:
