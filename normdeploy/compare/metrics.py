@@ -33,7 +33,7 @@ class Metric:
         least: smallest possible value.
         most: largest possible value.
         axes: minimum number of dims of an output.
-        among: minimum size of the last axis, exclusive.
+        among: number that the size of the last axis must exceed, such as 5 for top5.
     """
 
     name: str

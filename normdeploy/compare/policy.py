@@ -41,7 +41,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Limit of a metric: ``METRICS[kind]`` must be at least ``least``. A metric with labels must be at most ``least``."""
+    """Limit of a metric. ``METRICS[kind]`` must be at least ``least``, or at most ``least`` if it has labels."""
 
     kind: str
     least: float
@@ -97,7 +97,9 @@ class Policy:
         return Policy(rules, self.required or other.required)
 
     def require_default(self, default: bool) -> Policy:
-        """Require the default rule too if ``default`` is set. Call it on the merged rules of options and file.
+        """Require the default rule too if ``default`` is set.
+
+        Call this after the rules of the options and of the policy file are merged.
 
         Returns:
             the same rules; ``required`` is set if this policy or ``default`` requires the default rule.

@@ -17,11 +17,11 @@ _ANSWERS = 3
 
 
 class RoundingTies:
-    """Other right values of the integer outputs of one case.
+    """Correct values of the integer outputs of one case.
 
-    Right are eager's values, values of the reference when ``perturbed``, and its values when ``rounded``. Runs are made
-    while ``may_draw`` returns true. If these give three or more different answers, as the order of many equal values
-    does, any integer between the smallest and the largest of that output passes.
+    A value is correct if eager computes it, or the reference in a ``perturbed`` or ``rounded`` run. Runs are made while
+    ``may_draw`` returns true. If the runs give three or more different values for an element, every integer between the
+    smallest and the largest value of that output passes. This happens, for example, if many equal values are sorted.
     """
 
     def __init__(

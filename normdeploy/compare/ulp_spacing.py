@@ -46,9 +46,9 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
 
 
 def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
-    """Compute the largest error that passes if a correct evaluation errs by ``error``: 4 times that, and 4 ulp.
+    """Compute the allowed error if a correct evaluation has the error ``error``: 4 times ``error``, and 4 ulp.
 
-    Another evaluation is another draw of roundings of the same size; 4 is the room between two draws.
+    Another correct evaluation rounds differently, by as much. The factor 4 leaves room for this.
 
     Args:
         error: largest error of eager, one evaluation in the model's own type.
