@@ -26,7 +26,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="Folder or URL of a store. If the inputs did not change, the stored result is returned (NORMDEPLOY_STORE).",
+        help="Folder or URL of a store. If no input changed, the stored result is returned (NORMDEPLOY_STORE).",
     ),
 ]
 
