@@ -45,8 +45,8 @@ class _Int32:
 
 
 # Python type of an attribute → annotation. Attributes are arrays of one element, in the types that the ONNX parser
-# reads, because the bindings of TensorRT 10.9 to 11.1 don't convert them to float or int under NumPy 2.4. A text is
-# passed as its position in `_launch.TEXTS`.
+# reads. The bindings of TensorRT 10.9 to 11.1 don't convert them to float or int under NumPy 2.4. A text is passed as
+# its position in `_launch.TEXTS`.
 _ARRAYS = {float: _Float32, int: _Int32, str: _Int32}
 
 

@@ -208,7 +208,7 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
 
 
 def parse_threshold(text: object, *, named: bool = False) -> Threshold:
-    """Parse ``cosine>=0.995`` or ``cosine:0.995``. In the latter, no shell reads a redirection.
+    """Parse ``cosine>=0.995`` or ``cosine:0.995``. The form with ":" needs no quotes in a shell.
 
     Args:
         named: the text may name an output.

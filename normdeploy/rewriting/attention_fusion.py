@@ -315,7 +315,7 @@ def _before_head_repeat(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
 
 
 def _has_fitting_types(graph: Graph, q: gs.Tensor, keys: _KeysAndValues) -> bool:
-    """Return True if the file states float32 and rank four for all. The certificate checks the rest."""
+    """Return True if the file states float32 and rank four for all tensors. The certificate checks the shapes."""
     return all(len(graph.shape(t) or ()) == _RANK and graph.dtype(t) == np.float32 for t in (q, keys.k, keys.v))
 
 

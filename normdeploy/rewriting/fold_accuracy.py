@@ -9,8 +9,8 @@ difference is small. The rule, for each channel:
 
 **Inputs.** The input z of a BatchNormalization is drawn from N(running mean, running variance) of its channel. The
 input of an explicit scale a and shift b is drawn from N(−b/a, 1/a²), so that the result has magnitude one. If the
-linear op comes before the norm, its input x is drawn so that z = w·x + c has this distribution, N(m, σ²): x ~ N(μ,
-s²·I), where s = σ/|w|, and μ = w·(m − c)/|w|² is the shortest possible mean.
+linear op comes before the norm, its input x is drawn so that z = w·x + c has this distribution, N(m, σ²). So x ~ N(μ,
+s²·I), where s = σ/|w| and μ = w·(m − c)/|w|², the shortest possible mean.
 
 **Arithmetic.** Each node's result is rounded to its type. A linear op sums in float32, as kernels do even for half
 precision. A BatchNormalization is computed as runtimes do: γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). Results of

@@ -129,7 +129,7 @@ def _cached_patterns(
     made: list[tuple[np.ndarray, tuple[str, ...]]] = []
     for start in range(0, len(order), groups):
         names = tuple(order[(start + g) % len(order)] for g in range(groups))
-        # Only the first groups are drawn; the others repeat them.
+        # Only the first groups are drawn; later groups repeat them.
         rows = np.array([PATTERNS[name](rng, n, epsilon) for name in names[: _GROUPS * len(order)]])
         x = layout.arrange_rows(np.resize(rows, (groups, n)))
         x.setflags(write=False)

@@ -33,8 +33,8 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
 
     - B is the type of x.
     - A is FLOAT, and x and B are half precision: with or without the first Cast, the number is rounded once.
-    - x, A and B are integers or bool: with or without the first Cast, the number wraps modulo the power of two of B,
-      which divides the power of a wider A.
+    - x, A and B are integers or bool: with or without the first Cast, the number wraps modulo 2^bits of B. If A is
+      wider, the wrap to A does not change this.
 
     Returns: whether the graph changed.
     """

@@ -30,8 +30,8 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT1
 def drop_neutral_operation(graph: ir.Graph, node: ir.Node) -> bool:
     """Drop an operation with its neutral number.
 
-    Premise: the neutral number is exact and a single element, and its rank is at most that of x, so x is not broadcast.
-    x · 1, x / 1, x - (+0) and x + (-0) equal x in IEEE 754 and for integers. But -0 + (+0) and -0 - (-0) are +0. So x +
+    Premise: the neutral number is exact and a single element. Its rank is at most that of x, so x is not broadcast. x ·
+    1, x / 1, x - (+0) and x + (-0) equal x in IEEE 754 and for integers. But -0 + (+0) and -0 - (-0) are +0. So x +
     (+0) and x - (-0) are dropped only in three cases: the type has no -0, x can't be -0, or all consumers treat both
     zeros alike.
 
