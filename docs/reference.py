@@ -1,5 +1,5 @@
-"""Write ``reference.md``: every verb and option from the command line's help, every function from its signature and
-docstring.
+"""Write ``reference.md``. It lists every verb and option with the command line's help, and every function with its
+signature and docstring.
 
     python -m docs.reference
 

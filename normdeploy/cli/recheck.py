@@ -31,8 +31,7 @@ def recheck(
 ) -> None:
     """Verify a bundle's hashes, run its samples again, and report changes.
 
-    Exit code 1: something got worse.
-    Exit code 3: nothing got worse, but an engine was not run.
+    Exit code 1: a result got worse. Exit code 3: no result got worse, but an engine was not run.
     """
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:

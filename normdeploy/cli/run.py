@@ -17,7 +17,7 @@ from .options import QuietOption, ReportingOptions, ReportOption
 
 
 def run(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine; recognized by content.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file or engine, recognized by its content.")],
     output: Annotated[
         Path | None,
         typer.Option(

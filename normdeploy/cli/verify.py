@@ -79,7 +79,7 @@ def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     """Return the one folder among ``files``.
 
     Raises:
-        InputError: the user gives other files with the folder, or options for a single file.
+        InputError: the user passes other files in addition to the folder, or options that apply to a single file.
     """
     values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
     values |= {"--map": options.map, "--runner": options.runners}
@@ -134,7 +134,7 @@ def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
-    """Map roles to files; from the second file of a kind on, the role has a number: "onnx", "onnx 2", "engine"."""
+    """Map roles to files. From the second file of a kind on, the role has a number, such as "onnx 2"."""
     from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}
