@@ -1,4 +1,4 @@
-"""List the values that options of the verbs accept, and the groups that code tests for."""
+"""List the values that options of the verbs accept, and the groups of these values that code tests for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 # Runtimes that a file can be written for.
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
-# Ops that a file may use: ONNX's standard ops only, or also own ops with function bodies.
+# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also own ops with function bodies.
 Fuse = Literal["standard", "portable"]
-# Builders of engines.
+# Runtimes that build engines.
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]
 # Formats of quantized linear layers and convolutions.
 Quantize = Literal["int8", "fp8", "int4"]
@@ -28,8 +28,8 @@ CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 PROVIDERS = ("cpu", "cuda")
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-# Files for the TENSORRT runtimes need not run in onnxruntime.
+# Names of the single runtimes. A file for one of the TENSORRT runtimes need not run in onnxruntime.
 ANY, USUAL, ACCURATE, *TENSORRT = RUNTIMES
-# Target of ``--runtime onnxruntime --provider cuda``.
+# Internal name of the target that ``--runtime onnxruntime --provider cuda`` selects.
 CUDA = "onnxruntime-cuda"
 ONNXRUNTIME = (USUAL, ACCURATE, CUDA)
