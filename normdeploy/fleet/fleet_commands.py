@@ -60,7 +60,7 @@ def run_fleet(call: FleetRunCall) -> FleetRun:
         InputError: the file is wrong, a source or a key can't be used, or ``jobs`` or ``wait`` does not apply to
             ``on``.
         StoreError: the store can't be reached or written.
-        RuntimeUnavailable: a library is missing.
+        RuntimeUnavailable: a library that the store needs is missing.
     """
     sign, trust = resolve_keys(call.sign, call.trust)
     require_signer(sign, trust)
@@ -131,7 +131,7 @@ def read_fleet_file(file: PathLike) -> Fleet:
 
     Raises:
         InputError: the file is wrong. The message names the line.
-        RuntimeUnavailable: the library that checks it is not installed.
+        RuntimeUnavailable: the library that checks the file is not installed.
     """
     fleet = description(file)
     check_options(fleet)
@@ -173,7 +173,7 @@ def open_fleet_store(
     Raises:
         StoreError: the store can't be used.
         InputError: the store does not exist and ``make`` is False, or a key can't be used.
-        RuntimeUnavailable: a library is missing.
+        RuntimeUnavailable: a library that the store needs is missing.
     """
     if store is not None:
         told = os.fspath(store)

@@ -150,7 +150,7 @@ def read_fleet(path: PathLike) -> Fleet:
 
     Raises:
         InputError: the file can't be read, is not TOML, or is invalid. The message names the line.
-        RuntimeUnavailable: the library that checks it is not installed.
+        RuntimeUnavailable: the library that checks the file is not installed.
     """
     file = Path(os.path.abspath(path))
     try:

@@ -2,7 +2,7 @@
 
 Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. A step's changes of
 memory, or its crash, affect only its fork. The server only imports modules, so no other Python thread runs when it
-forks. Threads of numpy's BLAS are made for processes that fork.
+forks. numpy's BLAS may run threads, but it supports forks.
 
 ``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. The server reads lines of JSON from standard
 input: {"id", "module", "argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends a

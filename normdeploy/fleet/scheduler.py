@@ -198,7 +198,7 @@ class Scheduler:
         step = task.step
         run.busy.discard(step.name)
         if not run.can_begin(step) or not run.is_current(task):
-            # Its inputs are made again, so its key will change.
+            # The step's inputs are computed again, so its key will change.
             return
         if record is not None:
             self._record_end(run, end_from_record(step, record, cached=True))
@@ -252,7 +252,7 @@ class Scheduler:
     ) -> None:
         self._claiming -= 1
         if told is not None and not (run.can_begin(task.step) and run.is_current(task)):
-            # Its inputs are made again, so its key will change.
+            # The step's inputs are computed again, so its key will change.
             run.busy.discard(task.step.name)
             self._questions.release_later(key)
         elif told is None:

@@ -48,7 +48,7 @@ class StepTask:
         """Compute the step's key on a machine.
 
         Returns:
-            the key, and the content that it is the hash of.
+            the key, and the content whose hash is the key.
         """
         return step_key(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)
 

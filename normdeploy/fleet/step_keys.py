@@ -115,7 +115,7 @@ def step_key(step: JobStep, inputs: Mapping[str, str], machine: FleetMachine) ->
         inputs: path in the step's folder → SHA-256.
 
     Returns:
-        the key, and the content that it is the hash of.
+        the key, and the content whose hash is the key.
     """
     facts = machine.facts
     used = {n: v for n, v in facts.items() if n not in _MACHINE and not n.startswith(("gpu ", "capability "))}

@@ -188,7 +188,7 @@ class FolderBackend:
         Returns:
             a function that releases the lock; None if another process has the lock.
         """
-        # Windows has no such lock, so leftovers are not removed there.
+        # Windows has no lock that ends with the process, so leftovers are not removed there.
         if sys.platform == "win32":
             return lambda: None
         path = self.root / "claims" / name
@@ -259,7 +259,7 @@ def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
     while True:
         made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
         with made as name:
-            # Windows has no such lock, so leftovers are not removed there.
+            # Windows has no lock that ends with the process, so leftovers are not removed there.
             if sys.platform == "win32":
                 yield Path(name)
                 return

@@ -225,7 +225,7 @@ class _QuantizedEvaluator(Float64Evaluator):
             fixed: True if the tensor is a weight. Each element is then drawn separately, and nothing is clipped.
 
         Returns:
-            Codes as float64, zero point included.
+            Codes as float64, including the zero point.
         """
         attrs = attribute_values(node)
         if node.op_type == DYNAMIC:
@@ -251,7 +251,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         """Quantize a tensor without rounding and without clipping, except for ReLU.
 
         Returns:
-            Codes as float64, zero point included.
+            Codes as float64, including the zero point.
         """
         attrs = attribute_values(node)
         steps, zero = scaled_quotient(inputs, attrs)
