@@ -109,7 +109,8 @@ def escape_line(text: str) -> str:
     return _ORDER.sub(_REPLACED, text)
 
 
-# In a message of several lines, each further line is a list item or one of these sentences.
+# Matches the line feeds in the text of our own messages. The next line there is a list item, or begins with one of
+# these words.
 _OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was built)")
 
 

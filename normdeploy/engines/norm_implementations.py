@@ -5,7 +5,8 @@ node.
     plugin  our kernels for every norm that they accept
     auto    our kernels if TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
             LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which TensorRT fuses
-            with pointwise neighbors by itself. This choice is by reasoning; it was not measured on a GPU.
+            with pointwise neighbors by itself. This choice is derived from how TensorRT works. It was not measured on a
+            GPU.
 
 Every new node is proved equal to the nodes that it replaces (`engines.plugin_proof`). If the proof fails, or no kernel
 accepts the norm, the norm stays unchanged, and its `Implementation` gives the reason. TensorRT-RTX's ONNX parser
@@ -126,7 +127,7 @@ def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> 
     """Check if a native build has to rewrite a norm of the main graph.
 
     Args:
-        proto: model; its weights may be missing.
+        proto: the model. Its weights may be missing.
 
     Returns:
         true if the parser can't read some norm, or misreads it.

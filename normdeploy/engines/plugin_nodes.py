@@ -19,7 +19,7 @@ from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN
 from ..graphs.region import RefusedError
 
-# Name of a parameter -> its tensor, and the value to use if it is missing.
+# Name of a parameter -> its tensor, and the value to use if the tensor is missing.
 Given = dict[str, tuple[gs.Tensor | None, float]]
 
 # Types of data that every kernel accepts.

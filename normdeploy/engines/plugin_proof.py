@@ -73,7 +73,7 @@ def _sides_of_plan(
     """Return old and new nodes as an equivalence to prove.
 
     Args:
-        other: attributes that override those of the plugin nodes.
+        other: attributes that override the attributes of the plugin nodes.
     """
     made = plan.new[-1].outputs[: len(outputs)]
     shapes = [_normalized_shape(plan), *(shape_of(graph, t) for t in plan.leaves[1:])]

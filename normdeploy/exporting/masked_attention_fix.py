@@ -70,7 +70,7 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
 
 
 def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> int:
-    """Guard the product behind a softmax of scores plus a float mask into which the graph writes −Inf.
+    """Guard the product after a softmax of scores plus a float mask, if the graph writes −Inf into this mask.
 
     Args:
         clamped: mask -> result of `_clamp_mask`. New masks are added.

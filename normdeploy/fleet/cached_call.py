@@ -1,6 +1,6 @@
 """Run one verb with a store: reuse a stored result for the same input, otherwise run the verb and store its result.
 
-The call becomes a step like those of a fleet, so a fleet and single calls reuse each other's results.
+The call becomes a step like the steps of a fleet, so a fleet and single calls reuse each other's results.
 """
 
 from __future__ import annotations

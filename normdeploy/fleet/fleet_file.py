@@ -1,8 +1,8 @@
 """Read ``fleet.toml``, which lists models, variants and targets. The whole file is checked before any work.
 
-The option tables are those of the verbs' command lines. If several tables set one option, the later one in this order
-wins: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``. For the steps of one target, ``targets.T``
-overrides all of these tables. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
+The tables of options contain the options of the verbs' command lines. If several tables set one option, the later one
+in this order wins: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``. For the steps of one target,
+``targets.T`` overrides all of these tables. The file's JSON Schema is ``normdeploy/reports/schemas/fleet.json``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class JobStep:
     """One call of a verb.
 
     Attributes:
-        name: for example "minilm/int8/ada/build".
+        name: name of the step, for example "minilm/int8/ada/build".
         argv: words after ``normdeploy`` on a command line in the step's folder; every path is inside that folder.
         files: path in the step's folder → file or folder outside of it.
         code: folder whose Python files are all copied; None if the step runs no such code.

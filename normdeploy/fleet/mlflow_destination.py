@@ -22,7 +22,7 @@ class MlflowDestination:
 
     Args:
         experiment: name of the experiment; "" for "normdeploy".
-        secure: use https, not http.
+        secure: True to use https, False to use http.
 
     Raises:
         PublishError: the server can't be reached.

@@ -50,7 +50,7 @@ class OciDestination:
     """Repository of an OCI registry. The credentials come from `docker login` or `oras login`.
 
     Args:
-        secure: use https, not http.
+        secure: True to use https, False to use http.
 
     Raises:
         InputError: the repository's name is not valid.

@@ -195,7 +195,7 @@ class RemoteBackend:
         return release_lease
 
     def overwrite(self, name: str, data: bytes) -> None:
-        """Write an object, replacing an existing one."""
+        """Write an object. An existing object of the same name is replaced."""
         with self._convert_fsspec_errors():
             self.files.pipe_file(self._object_path(name), data)
 

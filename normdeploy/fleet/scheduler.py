@@ -86,7 +86,7 @@ class _SubmittedStep:
 
 @dataclass
 class Scheduler:
-    """Run jobs on a pool, or plan them without one.
+    """Run jobs on a pool, or plan them without a pool.
 
     Args:
         pool: pool that runs steps. None runs nothing, and a step that would run is "stale".
@@ -227,7 +227,7 @@ class Scheduler:
 
     def _claim_step(self, run: JobState, task: StepTask, machine: FleetMachine, key: str) -> None:
         def claim_or_find_record() -> StepTask | StepRecord | None:
-            """Claim a step unless another driver has it.
+            """Claim a step unless another driver has claimed it.
 
             Returns:
                 the task to run; the record if another driver wrote it since the lookup; None if another driver has the

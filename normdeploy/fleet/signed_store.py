@@ -86,7 +86,7 @@ def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
     """Check that this driver would trust the records that it writes.
 
     Raises:
-        InputError: only signed records are trusted, but no key signs new ones.
+        InputError: only signed records are trusted, but no key signs new records.
     """
     if trust and sign is None:
         raise InputError(

@@ -50,7 +50,7 @@ class StoreBackend(Protocol):
         """Read a whole object.
 
         Returns:
-            its bytes; None if it does not exist.
+            its bytes; None if the object does not exist.
         """
 
     def fetch(self, name: str, target: Path) -> bool:
@@ -77,7 +77,7 @@ class StoreBackend(Protocol):
         """Return the size of an object.
 
         Returns:
-            bytes; None if it does not exist.
+            bytes; None if the object does not exist.
         """
 
     def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
@@ -113,7 +113,7 @@ class FolderBackend:
         """Read a whole object, which must be a regular file.
 
         Returns:
-            its bytes; None if it does not exist.
+            its bytes; None if the object does not exist.
         """
         with self._convert_os_errors():
             try:

@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class StoreQueries:
-    """Send queries to a store, and hold the claims of this driver.
+    """Send queries to a store, and keep the claims of this driver.
 
     Args:
         void: True removes damaged records.

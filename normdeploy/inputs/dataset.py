@@ -1,8 +1,8 @@
 """Read the user's samples: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.
 
-Each array holds one input of many samples, along its first axis. Each column of a Hugging Face dataset holds one value
-per sample. The model gets the samples in batches of its usual size. If the user names an array or column of labels, it
-is read too. All other arrays and columns are ignored. No code in the files is executed.
+Each array contains one input of the model for many samples, along its first axis. Each column of a Hugging Face dataset
+contains one value per sample. The model gets the samples in batches of its usual size. If the user names an array or
+column of labels, it is read too. All other arrays and columns are ignored. No code in the files is executed.
 """
 
 from __future__ import annotations

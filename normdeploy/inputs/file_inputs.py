@@ -125,7 +125,7 @@ def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class FileInputs:
-    """Inputs of a file, and the names of those whose sizes or values are not known.
+    """Inputs of a file, and the names of dims and inputs whose sizes or values are not known.
 
     Attributes:
         guessed: names of dims whose sizes are guessed.

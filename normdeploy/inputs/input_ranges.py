@@ -24,7 +24,7 @@ _MAX_SIZE = 2**31 - 1
 def resolve_input_ranges(
     proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], list[str]]:
-    """Combine the user's ranges with the recorded ones and with the bounds that the file's tables imply.
+    """Combine the user's ranges with the recorded ranges and with the bounds that the file's tables imply.
 
     A dim without a name is named after its input and axis, such as ``x_0``. ``name_dynamic_dims`` writes these names
     into the file.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
-    """Suggest how to turn an array of shape ``given`` into one of shape ``wanted``.
+    """Suggest how to turn an array of shape ``given`` into an array of shape ``wanted``.
 
     Args:
         name: name of the input.

@@ -79,7 +79,7 @@ def load(
         inputs: the inputs, for example ``ids:int64[batch,seq]{0:30522}``. For an ExportedProgram they only set names
             and ranges.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        eval: switch parts in training mode to eval mode.
+        eval: True switches parts in training mode to eval mode.
         code: file -> SHA-256 of its source, for the only modules of the working directory that may be imported
             (`storage.record_signing`). None allows all modules.
         task: task of a Hugging Face folder, for example "text-generation-with-past" (`huggingface_tasks`). It
@@ -240,7 +240,7 @@ def from_program(
 
     Args:
         inputs, dims: names and ranges, as for ``load``.
-        eval: switch parts in training mode to eval mode.
+        eval: True switches parts in training mode to eval mode.
 
     Returns:
         The model. With ``eval`` it contains a copy of the program.

@@ -84,7 +84,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     """Read ``preprocessor_config.json``.
 
     Returns:
-        Its content; {} if it is missing or unreadable.
+        Content of the file; {} if the file is missing or unreadable.
     """
     try:
         content = json.loads((folder / "preprocessor_config.json").read_bytes())

@@ -155,7 +155,7 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
     """Explain which range to state if torch.export's solver fails on the dims.
 
     Returns:
-        The message; "" for another error.
+        The message; "" if the error is of another kind.
     """
     bound = _BOUND.search(message)
     if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:

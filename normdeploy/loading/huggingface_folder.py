@@ -49,7 +49,8 @@ class HuggingfaceFolder:
     def prepare_part(self, part: str | None) -> PreparedFolder:
         """Prepare the model or a part of it for tracing.
 
-        Trace it before another part is prepared: all parts are the same module with another ``forward``.
+        Trace a part before the next part is prepared, because all parts are the same module with different ``forward``
+        functions.
 
         Returns:
             The prepared part.
@@ -229,7 +230,7 @@ def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
     An entry of ``auto_map`` is ``file.Class``, ``owner/repository--file.Class``, or a list of such names and None.
 
     Raises:
-        LoadError: an entry has another form.
+        LoadError: an entry does not have one of these forms.
     """
     named = config.get("auto_map") or {}
     if isinstance(named, dict):

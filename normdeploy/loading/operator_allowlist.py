@@ -37,7 +37,7 @@ OF_TORCH = split_words(
 )
 # Operators of aten that do not compute: from_file maps a file into memory, _print writes to the terminal.
 _NOT_COMPUTED = split_words("from_file _print")
-# This module, a part of torch, registers the operators of PT2E's quantized programs.
+# Module of torch that registers the operators of PT2E's quantized programs.
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 _SYMBOLIC = re.compile(

@@ -187,7 +187,9 @@ class _ProgramBoundsAnalysis:
         )
 
     def _constant_span(self, value: Any) -> tuple[int, int] | None:
-        """Return the smallest and largest value of an integer constant, None if ``value`` is not one."""
+        """Return the smallest and largest value of an integer constant, None if ``value`` is not an integer
+        constant.
+        """
         if isinstance(value, int):
             return value, value
         while (

@@ -5,7 +5,7 @@ makes the layers call its own operators instead, whose results have the same len
 these operators as ONNX's LSTM, GRU and RNN. Each operator takes weights in the order of torch's ``_flat_weights``.
 
 ONNX has neither packed sequences (``batch_sizes``), which torch.export can't trace, nor projections (``proj_size``),
-which `normdeploy.exporting.translation_faults` refuses.
+which this module refuses.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _recurrent_functions(torchs: Any) -> Any:
             if not is_ours(args, states):
                 return getattr(torchs, name)(*args)
             x, first, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
-            # The states of an LSTM are a pair, those of other layers one tensor.
+            # An LSTM has a pair of states, a GRU or RNN has one tensor.
             if states == 2:
                 given = first
             else:

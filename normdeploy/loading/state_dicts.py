@@ -1,4 +1,4 @@
-"""Fill a model from a file of weights: a state_dict, a checkpoint that contains one, or safetensors."""
+"""Fill a model from a file of weights: a state_dict, a checkpoint that contains a state_dict, or safetensors."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ would hide a wrong row.
 
 So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
 one element is data or a weight, so it is not settled. A constant of several integers of 8 bits or fewer is not settled
-either, since it may hold quantized codes. Values computed from unsettled ones are not settled.
+either, since it may hold quantized codes. Values that are computed from unsettled values are not settled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def find_data_independent(
 
 
 def is_index_or_scalar(tensor: onnx.TensorProto) -> bool:
-    """Return whether a file's constant is a single number or holds indices (int64, int32 or bool).
+    """Return whether a file's constant is a single number or contains indices (int64, int32 or bool).
 
     Returns:
         False for several integers of 8 bits or fewer, which may be weights.

@@ -79,7 +79,7 @@ def _is_index_or_scalar(value: Any) -> bool:
 
 
 def _has_floats(value: Any) -> bool:
-    """Return whether a node's value is a floating or complex tensor, or a list with one."""
+    """Return whether a node's value is a floating or complex tensor, or a list with such a tensor."""
     if isinstance(value, list | tuple):
         return any(_has_floats(each) for each in value)
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

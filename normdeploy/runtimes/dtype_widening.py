@@ -49,7 +49,7 @@ def widened_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype's widest form.
 
     Returns:
-        float64 for a floating dtype, complex128 for a complex one, ``dtype`` itself otherwise.
+        float64 for a floating dtype, complex128 for a complex dtype, ``dtype`` itself otherwise.
     """
     if dtype.is_floating_point:
         return torch.float64

@@ -37,7 +37,7 @@ class EngineRunner(LiveRunner):
     """Engine file, opened for inference.
 
     Args:
-        path: the file; its first bytes tell which runtime it is for.
+        path: the engine file. Its first bytes identify the runtime that it is for.
         device: number of the GPU.
         stream: the CUDA stream to run on (see ``CudaStream``).
         profile: the optimization profile; None selects, at each call, the first profile that admits the shapes.

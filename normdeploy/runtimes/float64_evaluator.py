@@ -251,7 +251,7 @@ class Float64Evaluator:
             kinds: allowed kinds of dtype, as numpy names them: "f" or "iub".
 
         Returns:
-            The array, floats in float64; None if it is not constant, can't be computed, or has another kind.
+            The array, floats in float64. None if the tensor is not constant, can't be computed, or has another kind.
         """
         if not name or name not in self.constants:
             return None
@@ -270,7 +270,7 @@ class Float64Evaluator:
             Its outputs: arrays (floats in float64), lists of arrays for sequences, None for an omitted output.
 
         Raises:
-            NotEvaluated: it can't be computed.
+            NotEvaluated: the node can't be computed.
         """
         if node.op_type in control_flow.OPS and is_standard(node):
             return self._run_bodies(node, inputs, known)

@@ -1,11 +1,11 @@
 """Bound the rounding error of Fourier transforms, and spread NaN through them.
 
-A bin is a sum of n products x[k]·w^k. The error of direct summation is u·√n/3 times the size of the sum, where u is the
-unit roundoff. The error of a fast transform is smaller (u·log₂ n: Higham, Accuracy and Stability of Numerical
-Algorithms, 2002, section 24.1). The size of the sum is the same for all bins of a frame: ‖x‖₂, the root mean square of
-the bins (Parseval). So a bin in which the products cancel has the same error as other bins. An example is every bin but
-the first of a constant frame. A file may write a transform as a matrix product, so the reference draws the larger
-error, that of direct summation.
+A bin is a sum of n products x[k]·w^k over the n samples of a frame. The error of direct summation is u·√n/3 times the
+size of the sum, where u is the unit roundoff. The error of a fast transform is smaller (u·log₂ n: Higham, Accuracy and
+Stability of Numerical Algorithms, 2002, section 24.1). The size of the sum is the same for all bins of a frame: ‖x‖₂,
+the root mean square of the bins (Parseval). So a bin in which the products cancel has the same error as other bins. An
+example is every bin but the first of a constant frame. A file may write a transform as a matrix product, so the
+reference draws the larger error, that of direct summation.
 
 Every bin reads every sample. Kernels leave out products with 0. So if one sample is NaN or infinite, the imaginary part
 of the first bin may be NaN or 0. The reference sets all bins to NaN.

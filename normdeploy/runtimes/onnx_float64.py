@@ -517,7 +517,7 @@ def _count_nodes(node: onnx.NodeProto) -> int:
 
 
 def _is_interpolating(node: onnx.NodeProto) -> bool:
-    """Return whether a Resize interpolates between neighbors instead of choosing the nearest one."""
+    """Return whether a Resize interpolates between neighbors instead of choosing the nearest neighbor."""
     return any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
 
 

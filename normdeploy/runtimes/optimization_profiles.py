@@ -104,7 +104,7 @@ def _format_range(values: Sequence[Sequence[int]]) -> str:
 def _split_inputs_and_dims(
     inputs: Sequence[TensorSpec], given: Mapping[str, tuple[tuple[int, ...], ...]]
 ) -> tuple[dict[str, Shapes], dict[str, tuple[Range, str]]]:
-    """Split the given ranges into those of whole inputs and those of dims.
+    """Split the given ranges into ranges of whole inputs and ranges of dims.
 
     Returns:
         Input name -> shapes, and dim name -> (range, its source for error messages).

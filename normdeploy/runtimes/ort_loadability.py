@@ -39,7 +39,7 @@ class LoadFailure:
         message: the reason; onnxruntime's own message if no op without a kernel was found.
         loads: the file loads, but does not run.
         kernels: only CPU kernels are missing.
-        foreign: only kernels of ops in other domains than those of ONNX, onnxruntime and normdeploy are missing.
+        foreign: the only missing kernels are of ops whose domain is not that of ONNX, onnxruntime or normdeploy.
     """
 
     message: str
@@ -207,7 +207,8 @@ def _make_deciding_samples(proto: onnx.ModelProto) -> list[Arrays]:
     Such a model has floating inputs of stated sizes and computes no index, size or condition from their values.
 
     Returns:
-        One sample of ones; [] if the values may decide whether the model runs, or a tensor is too large.
+        A list with one sample, in which every value is 1. [] if the values may decide whether the model runs, or a
+        tensor is too large.
     """
     sizes = [dims for _, dims in infer_types(proto).values() if dims is not None]
     if any(math.prod(n for n in dims if isinstance(n, int)) > _MOST_ELEMENTS for dims in sizes):

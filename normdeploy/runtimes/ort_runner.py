@@ -43,7 +43,7 @@ class OrtRunner(HeldRunner):
         settings: options of the provider. None runs CUDA without TF32, because TF32 products have float16's precision.
         threads: number of threads of one operator on the CPU; 0 for one thread per core.
         spins: True lets idle threads busy-wait for the next run. This slows other work between runs.
-        saved: path to write the optimized graph to, with its weights in a file beside it.
+        saved: path to which the optimized graph is written. Its weights are written to another file in the same folder.
 
     Raises:
         GraphError: onnxruntime refuses the model.

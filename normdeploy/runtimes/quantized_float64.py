@@ -102,7 +102,7 @@ class _QuantizedEvaluator(Float64Evaluator):
             Its outputs, as from ``Float64Evaluator.evaluate_node``.
 
         Raises:
-            NotEvaluated: it can't be computed.
+            NotEvaluated: the node can't be computed.
         """
         try:
             if is_quantization_node(node):
@@ -218,7 +218,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         return wide + moved
 
     def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
-        """Quantize a tensor with another rounding.
+        """Quantize a tensor with a rounding that is drawn or left out.
 
         Args:
             how: "exact" to leave out the rounding; a seed to draw it.

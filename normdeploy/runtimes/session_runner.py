@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .cuda_stream import CudaStream
 
-# onnxruntime's gpu_graph_id for a run that neither records nor replays.
+# Value of onnxruntime's gpu_graph_id for a run that neither records nor replays a graph.
 _NO_GRAPH = "-1"
 _FLOATS = (
     f"onnxruntime runs with the session option {'='.join(*FLOAT_OPERANDS.items())}, as in verify: by default it may "

@@ -149,7 +149,7 @@ class ModuleRunner(_TorchRunner):
         the second result.
 
         Returns:
-            Outputs of both calls, as from ``infer``.
+            Outputs of the first and of the second call, as from ``infer``.
         """
         module = copy_module(self._module).eval()
         return self._run_module(module, feeds), self._run_module(module, feeds)

@@ -37,7 +37,7 @@ class TrtRunner(HeldRunner):
     """Runner of an engine file on the GPU of this machine.
 
     Args:
-        engine: the file; its first bytes tell which runtime it is for.
+        engine: the engine file. Its first bytes identify the runtime that it is for.
         runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
 
     Raises:
@@ -237,7 +237,7 @@ def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
     """Explain why ``runtime`` can't be used on this machine.
 
     Args:
-        gpu: also require a GPU.
+        gpu: True to also require a GPU.
 
     Returns:
         The missing part and advice, or None if nothing is missing.

@@ -21,10 +21,10 @@ _SHOWN = 80
 
 
 def require_model(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a file that holds a compiled model.
+    """Refuse a file that contains a compiled model.
 
     Raises:
-        GraphError: the file holds a compiled model.
+        GraphError: the file contains a compiled model.
     """
     node = next((n for n in proto.graph.node if n.op_type == OP and n.domain == DOMAIN), None)
     if node is not None:

@@ -41,7 +41,7 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
         GraphError: the nodes form a cycle.
     """
     moved = False
-    # Sort inner bodies before outer ones, because moving a node copies its bodies.
+    # Sort inner bodies before the bodies around them, because moving a node copies its bodies.
     for holder in [*iter_bodies(proto)][::-1]:
         order = _find_node_order(holder)
         if order is not None:

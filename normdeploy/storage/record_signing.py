@@ -43,7 +43,7 @@ _SIGNATURE = 1
 def sign_record(
     content: Mapping[str, Any], path: PathLike | None = None, code: Mapping[str, str] | None = None
 ) -> None:
-    """Sign a record: in this user's store and, with a team's key, beside the file at ``path``.
+    """Sign a record: with the user's key in this user's store, and with a team's key in the folder of ``path``.
 
     If the user's key or store can't be written, the user's signature is not stored, and later commands need the flags
     again.
@@ -290,7 +290,7 @@ def user_key(*, create: bool) -> bytes | None:
     """Read or create this user's key.
 
     Args:
-        create: create the key if it is missing or unusable.
+        create: True creates the key if it is missing or unusable.
 
     Returns:
         the key; None if no key exists and none could be created. A record is then not signed, and no signature of the

@@ -1,4 +1,4 @@
-"""Convert sparse tensors to dense ones when a model is opened.
+"""Convert sparse tensors to dense tensors when a model is opened.
 
 ONNX stores a sparse tensor as its nonzero values and their indices, in ``GraphProto.sparse_initializer`` and in the
 attribute ``sparse_value`` of Constant. Libraries read sparse tensors differently: graphsurgeon reads only typed fields
@@ -36,7 +36,7 @@ def has_sparse(proto: onnx.ModelProto) -> bool:
 
 
 def densify_model(proto: onnx.ModelProto) -> None:
-    """Replace every sparse tensor of ``proto``, in place, by a dense one of the same name, shape and type.
+    """Replace every sparse tensor of ``proto``, in place, by a dense tensor of the same name, shape and type.
 
     Tensors whose values or indices are in a file that was not read stay sparse.
 
@@ -118,7 +118,7 @@ def _is_loaded(sparse: onnx.SparseTensorProto) -> bool:
 
 
 def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
-    """Convert one sparse tensor to a dense one.
+    """Convert one sparse tensor to a dense tensor.
 
     Args:
         sparse: values of shape [NNZ], indices of shape [NNZ] or [NNZ, rank], and ``dims``, the shape of the dense
