@@ -1,4 +1,6 @@
-"""Explain why no engine was built: the library's parser reported errors, or the builder process ended."""
+"""Explain why no engine was built: the library's parser reported errors, or the builder process ended without a
+result.
+"""
 
 from __future__ import annotations
 

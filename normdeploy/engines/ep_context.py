@@ -4,13 +4,14 @@ The provider reads and writes these attributes (microsoft/onnxruntime,
 core/providers/nv_tensorrt_rtx/onnx_ctx_model_helper.cc; NVIDIA/TensorRT-RTX-EP-ABI, src/onnx_ctx_model_helper.cc, the
 source of the wheel):
 
-    embed_mode             1: ep_cache_context holds the engine; 0: it names the engine's file in the folder of the
-                           ONNX file, by a path that is not absolute and does not leave the folder
+    embed_mode             1: ep_cache_context contains the engine; 0: ep_cache_context is the relative path of the
+                           engine's file, which must be in the folder of the ONNX file
     partition_name         name of the provider's runtime cache: a plain file name
-    onnx_model_filename read only to refit an engine without weights; our engines contain their weights main_context 0:
-    each node has its own engine hardware_architecture compute capabilities without dots, as the provider writes that of
-    its GPU ("86") ep_sdk_version version of TensorRT-RTX source name of the provider; onnxruntime uses it to report a
-    missing provider
+    onnx_model_filename    read only to refit an engine without weights; our engines contain their weights
+    main_context           0: each node has its own engine
+    hardware_architecture  compute capabilities without dots, as the provider writes that of its GPU ("86")
+    ep_sdk_version         version of TensorRT-RTX
+    source                 name of the provider; onnxruntime uses it to report a missing provider
 
 The model's metadata holds the first bytes of the engine under ``ep_compatibility_info.<provider>``. Before onnxruntime
 loads the engine, it passes these bytes to the provider to find out if the engine can run (getEngineValidity).

@@ -1,5 +1,5 @@
 """Propose the planned nodes of an engine to the rewriter. The rewriter must prove that the file's nodes and the new
-ones compute the same function (`normdeploy.proof`).
+nodes compute the same function (`normdeploy.proof`).
 
 `normdeploy.proof.plugin_definitions` defines each plugin, with its parameters and with the attributes that TensorRT's
 parser reads from the node. A plugin of an installed package is assumed to compute the function body of its op.

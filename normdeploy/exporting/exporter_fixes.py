@@ -1,7 +1,7 @@
-"""Fix nodes from torch's exporter that onnxruntime does not run or computes differently from PyTorch:
+"""Fix nodes from torch's exporter that onnxruntime does not run, or computes differently from PyTorch.
 
 - Conv: for a 3-D convolution without bias, torch_lib writes a bias of zeros with the wrong shape (channels, 2). The fix
-removes a bias of zeros.
+  removes a bias of zeros.
 - Attention (opset 23): in ONNX, the mask may broadcast to (batch, heads, queries, keys). onnxruntime requires the full
   size of the mask's last two dims (``attention_helper.h``, onnxruntime 1.31).
 - Clip from zero: onnxruntime (1.31, CPU) uses the type's largest number for the missing upper bound and turns Inf into

@@ -6,11 +6,12 @@ softmax against NaN:
 
     p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
 
-That guard is correct for a mask of −Inf. With the lowest number, a hidden row becomes the mean of all values instead of
-0. A NaN among the scores, which eager PyTorch propagates, becomes 0. The fix tests the mask instead, and applies the
-test to the product with the values: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0. The product is
-smaller than p, and softmax and product stay adjacent nodes. A hidden row is 0·(the mean of v). So NaN and Inf in v, and
-NaN in the scores, become NaN, as in eager PyTorch. If another node reads p, the fix is Where(shown, p, 0) instead.
+That guard is correct for a mask of −Inf. With the lowest number, the result is wrong: a hidden row becomes the mean of
+all values, not 0. A NaN among the scores, which eager PyTorch propagates, becomes 0. The fix tests the mask instead,
+and applies the test to the product with the values: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0.
+The product is smaller than p, and softmax and product stay adjacent nodes. A hidden row is 0·(the mean of v). So NaN
+and Inf in v, and NaN in the scores, become NaN, as in eager PyTorch. If another node reads p, the fix is Where(shown,
+p, 0) instead.
 
 Only nodes that the exporter made from scaled_dot_product_attention are changed. If a user's model computes the same
 operations explicitly, eager PyTorch computes exactly these nodes.

@@ -1,4 +1,4 @@
-"""Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes ONNX nodes that compute another function:
+"""Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes ONNX nodes that compute another function.
 
 - scatter_reduce with "mean": written with the reduction "none".
 - avg_pool2d, avg_pool3d with ``divisor_override``: the divisor is dropped.

@@ -1,9 +1,9 @@
 """Publish bundles in an OCI registry with the library oras. A bundle becomes an artifact manifest with one layer for
 each file.
 
-    artifactType ``ARTIFACT``; the config is the empty config of the specification
+    artifactType   ``ARTIFACT``; the config is the empty config of the specification
 
-    layers one file each; org.opencontainers.image.title is the path at which `oras pull` writes it
+    layers         one file each; org.opencontainers.image.title is the path at which `oras pull` writes it
 
     annotations    the labels of `PublishedBundle.labels`
 

@@ -2,8 +2,8 @@
 
     runs/<id>/manifest.jsonl   a line for each step, in the fleet's order: step, outcome, key, outputs
     runs/<id>/cells.jsonl      a line for each cell: name, status, numbers, times
-    runs/<id>/run.json the fleet file, machines, counts, and the hashes of the two other files; written last, so a run
-                               without this file did not end
+    runs/<id>/run.json         the fleet file, machines, counts, and the hashes of the two other files; written last, so
+                               a run without this file did not end
 
 A manifest contains no times, machines or speeds. So the same fleet gives the same manifest on any machine, if its steps
 are reproducible.

@@ -9,8 +9,8 @@ A step goes through these stages:
    record is looked up in the store.
 2. Look up. If the store has a record, the step ends with it. Otherwise the step is ready.
 3. Claim, when the pool has room, so that no other driver runs the step. If another driver or job has the claim, the
-step is decided again later. If a record
-   was written since the lookup, the step ends with it. Otherwise the pool runs the step.
+   step is decided again later. If a record was written since the lookup, the step ends with it. Otherwise the pool runs
+   the step.
 4. Return. The step ends with its result. If its machine vanished or an input is damaged, the step is decided again.
 """
 

@@ -4,7 +4,7 @@
     inputs     path in that folder → SHA-256: the model, samples, code, and the outputs of the preceding steps
     normdeploy the hash of this package's own code
     versions   of Python and the libraries that the verb uses; of all installed packages if it runs code
-    gpu, driver, cpu of the machine, for steps whose results depend on them
+    gpu, driver, cpu   of the machine, for steps whose results depend on them
 
 Outputs of earlier steps enter the key by their content. If an export gives the same file after an update, the steps
 that read this file stay valid.

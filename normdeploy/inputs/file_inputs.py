@@ -1,8 +1,9 @@
 """Determine sizes and values of an ONNX file's inputs: stated by the user, recorded, or guessed.
 
     NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]    sizes and values, as `normdeploy.loading.input_request` reads them
-    NAME=LOW:HIGH only values; the interval is half-open for integers NAME=VALUE one value NAME=FILE.npy, NAME=FILE.npz
-    the range of the values in the file
+    NAME=LOW:HIGH                           only values; the interval is half-open for integers
+    NAME=VALUE                              one value
+    NAME=FILE.npy, NAME=FILE.npz            the range of the values in the file
 
 An .npz file must contain a single array, or an array with the input's name.
 """

@@ -1,7 +1,7 @@
 """Parse the user's inputs and dims: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
 
-    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}] the first brackets are part of the syntax; the default DTYPE is float32 DIM =
-    SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM a size is static, a name is dynamic
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the brackets around the DIMs are literal; the default DTYPE is float32
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic
 
 One name means one size everywhere. The range is half-open for integers: {0:30522} are the ids 0 to 30521.
 """

@@ -2,7 +2,7 @@
 
 Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The floats
 before such a cast lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. In float64
-with the float32 constants of a file the same expression is 1.99…, and a randomly drawn rounding falls on either side of
+with the float32 constants of a file the same expression is 1.99…, and a randomly drawn rounding may be below or above
 2. On the wrong side, the integer selects another row of a table than in the model. An allowed error that covers this
 would hide a wrong row.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError, NormdeployError
 
-# EngineInvalidityDiagnostics -> advice to the user
+# Name of an EngineInvalidityDiagnostics value -> advice to the user.
 _ADVICE = {
     "VERSION_MISMATCH": "it was built by another version; build it with the installed version",
     "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",

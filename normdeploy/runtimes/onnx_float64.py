@@ -2,10 +2,9 @@
 
 For a PyTorch model, ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` do the same. A node that the
 evaluator does not know runs in onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names
-it. The compared runs, that of the reference and that of the file, then both contain the roundings of that node. With k
-the number of nodes in its subgraphs (k is 1 without subgraphs), there are 2k of these roundings. How far they cancel
-inside the node is unknown, so each element is disturbed by √(2k)·u times the largest element, where u is the unit
-roundoff.
+it. Then both the reference and the file contain the rounding errors of that node. A node that stands for k nodes in its
+subgraphs (k is 1 without subgraphs) causes 2k such errors, k in each of the two runs. How far these errors cancel is
+unknown, so each element is disturbed by √(2k)·u times the largest element, where u is the unit roundoff.
 """
 
 from __future__ import annotations
