@@ -2,7 +2,7 @@
 
 torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So the phase of a negative
 real number, atan2(0, −1), is −π in the file and π in PyTorch, and NaN becomes 0. This translation computes t from the
-smaller and the larger one of |y| and |x|:
+smaller and the larger of |y| and |x|:
 
     t = atan(smaller / larger)
     t = π/2 − t if |y| > |x|

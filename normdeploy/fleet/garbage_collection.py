@@ -23,7 +23,7 @@ class CollectedGarbage:
     Attributes:
         runs: number of runs.
         steps: number of step records.
-        objects: number of other objects.
+        objects: number of files that steps read or wrote.
         bytes: size of all of these in bytes.
         kept: number of objects that stay.
     """

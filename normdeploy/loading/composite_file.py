@@ -1,6 +1,6 @@
 """Read several buffers as one file, without copying them.
 
-So an archive that consists of checked parts and of the weights in another file takes no additional memory or disk
+An archive that consists of checked parts and of the weights in another file then takes no additional memory or disk
 space.
 """
 

@@ -1,10 +1,10 @@
 """Find integers that do not depend on data: they are computed, through floats, from sizes, integers and single numbers.
 
 Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The floats
-before such a cast lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. In float64
-with the float32 constants of a file the same expression is 1.99…, and a randomly drawn rounding may be below or above
-2. On the wrong side, the integer selects another row of a table than in the model. An allowed error that covers this
-would hide a wrong row.
+before such a cast lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. With the
+float32 constants of a file, the same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either
+of the two integers. The wrong integer selects another row of a table than in the model. An allowed error that covers
+this would hide a wrong row.
 
 So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
 one element is data or a weight, so it is not settled. A constant of several integers of 8 bits or fewer is not settled

@@ -1,7 +1,7 @@
 """Recognize norm nodes that are in ONNX's own domain although the standard does not define them, or no longer does.
 
-Other tools write such nodes, so they must be readable. onnxruntime's optimizer leaves LayerNormalization below opset 17
-and SimplifiedLayerNormalization. TensorRT's converters leave plugins. The GroupNormalization of opset 18 was deprecated
+Other tools write such nodes, so they must be readable. onnxruntime's optimizer writes LayerNormalization below opset 17
+and SimplifiedLayerNormalization. TensorRT's converters write plugins. The GroupNormalization of opset 18 was deprecated
 from the start. `normdeploy.contrib.contrib_ops` defines what these nodes compute.
 """
 
