@@ -1,9 +1,9 @@
 """Define each option of the verbs once, as a field of a frozen dataclass with its flag and its help.
 
-Three places read these fields. The command line makes its options from them (`normdeploy.cli.options`). Each verb's
-Python function takes its keywords from them
+Three places read these fields. The command line makes its options from the fields (`normdeploy.cli.options`). Each
+verb's Python function takes its keywords from the fields
 (`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`). The schema of ``fleet.toml`` takes its keys
-from them. Import nothing heavy here.
+from the fields. This module must not import heavy libraries, because the command line's help imports it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 class LoadKeywords(TypedDict, total=False):
-    """Fields of `LoadingOptions` by name, to load a model with.
+    """Keyword arguments that load a model: fields of `LoadingOptions` by name.
 
-    ``normdeploy.loading.load`` documents each field, and ``from_module`` lists those that a live module takes.
+    ``normdeploy.loading.load`` documents each field, and ``from_module`` lists the fields that a live module takes.
     """
 
     model: str | None
@@ -54,9 +54,9 @@ class Option:
     Attributes:
         metavar: placeholder of the value in the help; None derives it from the type.
         type: type of the value on the command line; None for the field's own type.
-        minimum: smallest accepted number; None for no limit.
-        parse: converts one text to a value.
-        read: converts the given values to the field's value.
+        minimum: smallest accepted number; None if there is no minimum.
+        parse: function that converts one text to a value.
+        read: function that converts all given values to the field's value.
         negated: True for a flag that sets the field to False.
     """
 
@@ -101,7 +101,7 @@ def option_field(default: Any, flag: str, help: str, **spelling: Any) -> Any:
     """Declare a dataclass field that the command line sets with ``flag``.
 
     Args:
-        spelling: other fields of ``Option``.
+        spelling: values of the other fields of ``Option``.
 
     Returns:
         a dataclass field with this default and the `Option` in its metadata.
@@ -169,11 +169,11 @@ def as_keywords(options: Any, *groups: type) -> dict[str, Any]:
 
 
 def options_from_table(options: type[T], table: Mapping[str, Any]) -> T:
-    """Read options from a table of a ``fleet.toml``.
+    """Read options from one table of a ``fleet.toml``.
 
     Args:
-        table: flag without "--" and with _ for - -> a value or a list of values. Keys that are not flags of ``options``
-            are ignored.
+        table: key -> a value or a list of values. A key is a flag without "--", with _ instead of -. Keys that are not
+            flags of ``options`` are ignored.
 
     Returns:
         an instance of ``options``, with defaults for missing keys.
@@ -283,7 +283,7 @@ _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
 
 @dataclass(frozen=True, kw_only=True)
 class RunnersOption:
-    """Option for more runtimes than onnxruntime that run ONNX files."""
+    """Option that adds runtimes, besides onnxruntime, to run ONNX files in."""
 
     runners: Sequence[str] = option_field(
         (),

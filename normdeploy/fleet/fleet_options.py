@@ -16,9 +16,9 @@ class FleetOptions:
 
     Args:
         store: folder, or URL that fsspec reads. None takes the store of the fleet file, else NORMDEPLOY_STORE, else the
-            folder "store" beside the fleet file.
-        only: patterns of models or of model/variant; all other models are skipped.
-        trust: PEM files of public keys; only records that one of them has signed are trusted.
+            folder "store" next to the fleet file.
+        only: patterns of models or of model/variant; other models are skipped.
+        trust: PEM files of public keys. A record is trusted only if one of these keys has signed it.
     """
 
     store: PathLike | None = option_field(
@@ -51,7 +51,7 @@ class PlacementOptions:
 
     Args:
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
-        jobs: largest number of parallel steps on this machine; None for one per CPU.
+        jobs: maximum number of parallel steps on this machine; None for one step per CPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
@@ -70,8 +70,8 @@ class SigningOptions:
     """Options for signing and trust.
 
     Args:
-        sign: PEM file of a private key that signs records and bundles. Then a record is trusted only if this key or one
-            of ``trust`` has signed it (docs/evidence.md).
+        sign: PEM file of a private key that signs records and bundles. With such a key, a record is trusted only if
+            this key or a key in ``trust`` has signed it (docs/evidence.md).
         trust: PEM files of public keys.
     """
 
@@ -90,8 +90,8 @@ class WaitOption:
     """Option for steps that no node can run yet.
 
     Args:
-        wait: seconds that a step waits for a node of the Ray cluster that can run it, before it is "not run". Ray's
-            autoscaler learns which resources are missing.
+        wait: seconds that a step waits for a node of the Ray cluster that can run it. After that, the step is "not
+            run". Ray's autoscaler learns which resources are missing.
     """
 
     wait: float = option_field(
@@ -118,7 +118,7 @@ class PublishOptions:
     """Options of ``fleet publish``.
 
     Args:
-        built: also publish cells whose engine was built but not run on its GPU.
+        built: True to also publish cells whose engine was built but not run on its GPU.
     """
 
     store: PathLike | None = repeat_option_field(FleetOptions, "store")
