@@ -33,7 +33,7 @@ class GuestFinding:
     Attributes:
         message: one line for people.
         tensor, node, module, place: names in the file. ``place`` is the body or function that has the node, "" for the
-        main graph.
+            main graph.
         kind: kind of the norm; "" if the problem does not concern a norm.
     """
 
