@@ -98,7 +98,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
             otherwise only norms are changed.
         dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max). They are recorded in the result for ``run``,
             ``bench``, ``build`` and ``package``. If any dim is given, every other dynamic dim needs a range too: from
-            the export record, or from the size of a table that positions along the dim index.
+            the export record, or from a table of position embeddings, whose size bounds the dim.
         inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values only, ``sr=16000``,
             ``ids=0:30522`` or ``ids=samples.npy`` (the range of the file's values is used). Inputs are generated from
             them for the comparison of the whole model, for half precision and for quantization.
