@@ -31,7 +31,7 @@ def bisect(call: BisectCall) -> Bisection:
         source: the reference: a model as for ``verify``, or a correct ONNX file, onnx.ModelProto or session.
         args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
             dataset, labels, map, runners, progress, and the loading options: as for ``verify``.
-            onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.
+        onnx_path: the file. It can be omitted if ``source`` is a result of ``export``.
 
     Returns:
         The faults with their nodes and causes, and the comparison of ``verify``. The result is true if nothing exceeds

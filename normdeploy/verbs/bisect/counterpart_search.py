@@ -28,8 +28,9 @@ from .reference_program import ReferenceProgram
 _SAMPLE = 64
 # Maximum number of nodes after the changed tensor that a trial evaluates.
 _NEAR = 60
-# Maximum number of operators whose values are tried, and maximum number of trials.
+# Maximum number of operators whose values are tried in each tensor.
 _OPERATORS = 10
+# Maximum number of trials, each with one operator's value in one tensor.
 _TRIALS = 60
 # Share of the next nodes that have a counterpart if a trial gives the right value. Even fused forms reach this share.
 _PLENTY = 1 / 3

@@ -10,7 +10,7 @@ exceeds the allowed error. Each wrong output is then searched (``fault_search``)
    ops, from the right values. If the result differs from the model, the file is wrong. ``counterpart_search`` then
    finds the nodes, and ``cause_search`` finds the kind of mistake.
 3. Otherwise the runtime is wrong. Each node is run alone on its right inputs to find the wrong one
-  (``runtime_faults``).
+   (``runtime_faults``).
 4. The fault is mended: the file is run again with the wrong tensor set to its right value. If the output is still
    wrong, there is another fault, and the search continues.
 
