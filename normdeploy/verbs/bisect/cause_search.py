@@ -51,8 +51,8 @@ def find_cause(
         held: results of the model's operators that are also tensors of the file.
         reference: results of all operators of the model around the spot.
 
-            Returns:
-                The cause. Its kind is "unknown" if no change explains the fault.
+    Returns:
+        The cause. Its kind is "unknown" if no change explains the fault.
     """
     every = exact.evaluate_nodes(spot.places, known)
     around = TrialSpot(exact, tensor_values(every), spot, program)

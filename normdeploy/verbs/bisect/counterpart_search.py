@@ -69,8 +69,8 @@ def find_counterparts(values: Arrays, reference: Arrays, allowed: Mapping[str, f
         reference: results of the model's operators.
         allowed: operator -> allowed absolute error.
 
-            Returns:
-                Tensor of the file -> operators with the same elements; only for tensors that have such an operator.
+    Returns:
+        Tensor of the file -> operators with the same elements; only for tensors that have such an operator.
     """
     by_size: dict[int, list[str]] = {}
     for node, value in reference.items():

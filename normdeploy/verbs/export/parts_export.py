@@ -2,8 +2,9 @@
 
 <folder>/
   encoder_model.onnx             the encoder, on the whole input
-  decoder_model.onnx the decoder for the first tokens; returns the keys and values of self- and cross-attention
-  decoder_with_past_model.onnx the decoder for later tokens; takes all keys and values, and returns the keys and
+  decoder_model.onnx             the decoder for the first tokens; returns the keys and values of its self-attention
+                                 and of its cross-attention
+  decoder_with_past_model.onnx   the decoder for later tokens; takes all keys and values, and returns the keys and
                                  values of its self-attention
   config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, if present)
 

@@ -116,8 +116,8 @@ def bundle_notes(
         optimize: True if Triton runs the ONNX file with onnxruntime's optimizer.
         certificates: number of certificates; None if no report was given.
 
-            Returns:
-                Notes of one or two sentences each.
+    Returns:
+        Notes of one or two sentences each.
     """
     lines = [*before]
     if serving.reason:

@@ -85,11 +85,11 @@ def open_perturbed_runners(path: Path, proto: onnx.ModelProto, stack: ExitStack)
         proto: the file at ``path`` without its weights.
         stack: exit stack that closes the runners.
 
-            Returns:
-                The unit roundoff of the coarsest floating type, and the runners.
+    Returns:
+        The unit roundoff of the coarsest floating type, and the runners.
 
-            Raises:
-                InputError: the file is too large for copies in memory.
+    Raises:
+        InputError: the file is too large for copies in memory.
     """
     whole = load_onnx(path)
     kinds = [t.data_type for t in whole.graph.initializer]

@@ -133,12 +133,12 @@ def package(call: PackageCall) -> Package:
         model, model_args, key, trust, ...: loading options for ``source``, as for ``export``. Options that are not
             given come from the export record of the ONNX file, as for ``verify``.
 
-            Returns:
-                The bundle's path, models, verdicts and notes. The result is true if the files of the bundle pass.
+    Returns:
+        The bundle's path, models, verdicts and notes. The result is true if the files of the bundle pass.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
-        GraphError: the file is broken.
+        GraphError: the file is broken, or onnxruntime refuses it.
         RuntimeUnavailable: no runtime can run the file, or a library for signing is missing.
         NormdeployError: the folder can't be written.
     """

@@ -96,8 +96,8 @@ def make_edge_cases(
             are run.
         integers: values to try for integer inputs in addition to random values.
 
-            Returns:
-                the cases, and the sizes that are left out.
+    Returns:
+        the cases, and the sizes that are left out.
     """
     cases, left_out = generate_cases(model, seeds, most)
     opt = model.usual_sizes
@@ -286,8 +286,8 @@ class CaseMaker:
             change: changes the inputs in place.
             promised: True if the model must run on the case.
 
-                Returns:
-                    the case. It draws its inputs when they are needed.
+        Returns:
+            the case. It draws its inputs when they are needed.
         """
 
         def make_feeds() -> dict[str, Array]:

@@ -291,8 +291,8 @@ class PrecisionTrial:
         Args:
             names: cases to run; empty for every case.
 
-                Returns:
-                    True if the candidate ran and none of the outputs is wrong.
+        Returns:
+            True if the candidate ran and none of the outputs is wrong.
         """
         fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:

@@ -147,8 +147,8 @@ class StepBudget:
         Args:
             may_draw: function that returns whether there is time for more draws than the first ones.
 
-                Returns:
-                    the budget. None if the file can't be evaluated; ``failure`` then has the reason.
+        Returns:
+            the budget. None if the file can't be evaluated; ``failure`` then has the reason.
         """
         if self.failure:
             return None

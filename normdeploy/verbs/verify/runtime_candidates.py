@@ -261,8 +261,8 @@ class RuntimeCandidate:
             usual: precision of the compared ONNX files; it is used for an engine without half-precision inputs and
                 outputs.
 
-                Returns:
-                    "fp16", "bf16", or "" for the model's own precision.
+        Returns:
+            "fp16", "bf16", or "" for the model's own precision.
         """
         if self.subject is None:
             return ""

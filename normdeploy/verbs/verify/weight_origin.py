@@ -77,9 +77,9 @@ def find_origin(
         shifts: number of elements -> shifts of that size.
         clock: raises an error when the time is over.
 
-            Returns:
-                ``weight`` with its origin: folded if a tensor of the model explains it, or altered if a tensor is near.
-                Otherwise the record is returned unchanged.
+    Returns:
+        ``weight`` with its origin: folded if a tensor of the model explains it, or altered if a tensor is near.
+        Otherwise the record is returned unchanged.
     """
     form = FloatSpacing.of_dtype(array.dtype)
     flat = array.astype(np.float64).reshape(-1)
