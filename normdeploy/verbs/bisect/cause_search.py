@@ -111,7 +111,8 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
 
 def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecomputer) -> Cause | None:
     """Find an operator that the file leaves out inside the spot: a node reads a right tensor, but should read its
-    result."""
+    result.
+    """
     spot = around.spot
     program = around.program
     made = {name for at in around.nodes for name in at.node.output}

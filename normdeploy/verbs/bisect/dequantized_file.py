@@ -143,7 +143,8 @@ def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
 
 def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
     """Rename each tensor that is read only by a quantizer that acts as a ReLU. The result of the ReLU gets the old
-    name."""
+    name.
+    """
     for node in q.nodes:
         if node.op_type != QUANTIZE or not is_quantization_node(node) or not _is_relu_range(q, node):
             continue

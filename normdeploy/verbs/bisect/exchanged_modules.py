@@ -78,7 +78,8 @@ def _belongs_to(name: str, module: str) -> bool:
 
 def _iter_module_pairs(parameters: Arrays) -> Iterator[tuple[str, str]]:
     """Yield pairs of modules whose parameters have the same names and shapes, the pairs with the most parameters
-    first."""
+    first.
+    """
     inside: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, value in parameters.items():
         parts = name.split(".")

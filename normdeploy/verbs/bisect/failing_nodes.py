@@ -93,7 +93,8 @@ def _find_mending_change(
 
 def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
     """Yield settings of the reference's node with the same result, then shapes in which one dim is taken from the
-    input."""
+    input.
+    """
     same = [name for name in exact.nodes[place].output if name in program.order]
     # The spot has a dummy end and expected value, because the trials here need neither.
     spot = FaultSpot((place,), "", np.zeros(0), 0.0)

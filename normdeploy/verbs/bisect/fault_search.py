@@ -242,7 +242,8 @@ class FaultSearch(FaultTracer):
 
     def _make_whole_fault(self, places: Sequence[int], cause: Cause, error: float, module: str | None = "") -> Fault:
         """Return a fault that is visible only at the output. ``error`` is the error of the output after the fault is
-        mended."""
+        mended.
+        """
         fault = self._make_fault(self._output, places, cause, self.at_output, module=module)
         return replace(fault, mended=True, mended_error=error)
 

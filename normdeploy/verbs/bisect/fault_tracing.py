@@ -330,7 +330,8 @@ class FaultTracer:
 
     def _include_sequence_makers(self, places: Sequence[int], values: Arrays) -> list[int]:
         """Add the nodes that make the sequences which ``places`` read, because a sequence can't be an input of a
-        model."""
+        model.
+        """
         every = set(places)
         while True:
             made = {name for p in every for name in self._exact.nodes[p].output}
@@ -378,7 +379,8 @@ class FaultTracer:
 
     def _is_right_in_float32(self, places: Sequence[int], tensor: str) -> bool:
         """Check that a tensor is right if the nodes compute in float32. If it has no counterpart, check the output
-        instead."""
+        instead.
+        """
         try:
             with self._running(with_float32_island(self._exact.proto, set(places), self._exact.types)):
                 pair = self._first.pairs.get(tensor)

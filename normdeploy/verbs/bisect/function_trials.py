@@ -102,7 +102,8 @@ def find_other_function(around: TrialSpot) -> Cause | None:
 
 def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
     """Yield the tensors that the spot reads but does not compute, if they have the size of its end, in the end's
-    shape."""
+    shape.
+    """
     exact = around.exact
     expected = around.spot.expected
     made = {name for at in around.nodes for name in at.node.output}
@@ -137,7 +138,8 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
 
 def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
     """Identify a clip by the smallest and the largest element of the result, if at least one of them clips an
-    element."""
+    element.
+    """
     low = float(y.min())
     high = float(y.max())
     if not all_within(np.clip(x, low, high), y, allowed):

@@ -224,7 +224,8 @@ class FirstWrongSearch:
 
 def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: Array) -> DriftPoint:
     """Compare integers. They are right if they equal the float64 reference or the result of the model in its own
-    type."""
+    type.
+    """
     tally = ErrorTally(reference.dtype)
     tally.add("", value, reference, lambda got: (got == reference) | (got == eager))
     return DriftPoint(

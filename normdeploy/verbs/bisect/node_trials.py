@@ -193,7 +193,8 @@ def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
 
 def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
     """Yield the parameters that may be an initial state of a layer, [directions, batch, size], if the file has
-    zeros."""
+    zeros.
+    """
     x = at.input_value(0)
     recurrence = at.fixed_input(2, "f")
     start = at.input_value(i)

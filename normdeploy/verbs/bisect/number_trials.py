@@ -76,7 +76,8 @@ def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float
 
 def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
     """Yield the single numbers that nodes read, their floating attributes, and scales that may be missing before
-    them."""
+    them.
+    """
     for at in around.nodes:
         for i, name in enumerate(at.node.input):
             stored = at.fixed_input(i, "f")

@@ -162,7 +162,8 @@ def _allowed_error(model: Original, feeds: Arrays, name: str, result: OutputResu
 
 def _iter_transforms(x: Array) -> Iterator[InputTransform]:
     """Yield changes of the layout, of the order of channels and of the range, and their combinations, simplest
-    first."""
+    first.
+    """
     if x.shape[1] in _CHANNELS:
         channel = 1
     else:

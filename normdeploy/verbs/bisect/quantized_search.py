@@ -187,7 +187,8 @@ class QuantizedSearch:
 
     def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
         """Measure the error of the output with some suspects mended, and compare it with the error budget of the mended
-        file."""
+        file.
+        """
         output = self._result.output
         is_unrounded = self._result.runtime == UNROUNDED
 
@@ -229,7 +230,8 @@ class QuantizedSearch:
 
     def _untrusted_ranges(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
         """Return the ranges that can't come from a calibration on such inputs, because they clip values of every
-        input."""
+        input.
+        """
         if not clipped or clipped <= self._calibrated:
             return frozenset()
         left = clipped
@@ -375,7 +377,8 @@ class QuantizedSearch:
 
     def _suspect_pair(self, node: onnx.NodeProto, values: Arrays) -> QuantizationSuspect | None:
         """Check a QuantizeLinear with its DequantizeLinear. The pair is a suspect if the parameters of the two
-        differ."""
+        differ.
+        """
         q = self._quantization
         quantize = q.makers.get(node.input[0])
         if quantize is None or quantize.op_type != QUANTIZE:

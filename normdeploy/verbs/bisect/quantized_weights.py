@@ -82,7 +82,8 @@ class QuantizedWeight:
     @property
     def held_value(self) -> Array:
         """Return the value of ``made`` in a run with the weight mended: the parameter, or its codes for a product of
-        integers."""
+        integers.
+        """
         assert self.right is not None
         if self.scale is None or self.offset is None:
             return self.right

@@ -279,7 +279,8 @@ class TorchProgram(ReferenceProgram):
 
     def _with_producers(self, names: Iterable[str]) -> list[str]:
         """Return ``names``. For a name that selects one of several results of an operator, also return this
-        operator."""
+        operator.
+        """
         names = list(names)
         return list(dict.fromkeys([*names, *(s for n in names for s in self.inputs_of(n) if s not in self._is_tensor)]))
 

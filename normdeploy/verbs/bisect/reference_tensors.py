@@ -66,7 +66,8 @@ class FileInnerTensors:
 
     def _output_info(self, name: str) -> onnx.ValueInfoProto:
         """Declare a tensor as an output, with its type if known. A declaration without a type would hide the inferred
-        type."""
+        type.
+        """
         kind = self._types.get(name)
         if kind is None:
             return onnx.ValueInfoProto(name=name)

@@ -121,7 +121,8 @@ def _narrow_to_added_node(
     exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
 ) -> SpotExplanation:
     """If the cause is an added node, narrow the spot to this node. With its right value, all nodes that read it are
-    right."""
+    right.
+    """
     spot = explained.spot
     cause = explained.cause
     if not cause.instead or cause.place is None:

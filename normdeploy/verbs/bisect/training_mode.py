@@ -48,7 +48,8 @@ def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
 
 def _in_eval(nodes: Sequence[TrialNode], text: str, statistics: Mapping[tuple[int, int], Array]) -> Trial:
     """Try nodes in eval mode. ``statistics`` replaces running statistics: (index of the node, index of the input) ->
-    vector."""
+    vector.
+    """
     changed = {at.place: _node_in_eval(at.node) for at in nodes}
     inputs = {key: replace_by(value) for key, value in statistics.items()}
     return Trial(Cause("training mode", text, nodes[0].place), NodeChange(nodes=changed, inputs=inputs))
@@ -67,7 +68,8 @@ def _node_in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
     """Return the model's running statistics for each input: the vector with the file's name, or else the nearest
-    vector."""
+    vector.
+    """
     found: dict[tuple[int, int], Array] = {}
     for i in _STATISTICS:
         stored = at.fixed_input(i, "f")

@@ -239,7 +239,8 @@ def build(call: BuildCall) -> Engine:
 
 def _note_plan_name(target: Path, runtime: str) -> list[str]:
     """Write a note if an engine of TensorRT-RTX has the suffix .plan, which deployment tools expect of TensorRT's
-    engines."""
+    engines.
+    """
     if runtime != "tensorrt-rtx" or target.suffix != ".plan":
         return []
     return [

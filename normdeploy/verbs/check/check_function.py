@@ -77,7 +77,8 @@ class CheckedFile(ShortRepr):
     """Problems of one file.
 
     Attributes:
-        error: reason why the file could not be checked; "" if it was checked."""
+        error: reason why the file could not be checked; "" if it was checked.
+    """
 
     file: str
     findings: tuple[Problem, ...] = ()

@@ -65,7 +65,8 @@ def _problems_of_graph(q: GraphQuantization, runtime: str, capability: float | N
 
 def _make_problem(q: GraphQuantization, rule: str, node: onnx.NodeProto, message: str) -> Problem:
     """Build a problem at a quantization node. If the node has no module path, the problem gets that of a neighbor
-    node."""
+    node.
+    """
     beside = (
         n
         for name in (*node.output, *node.input)

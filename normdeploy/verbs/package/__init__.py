@@ -1,2 +1,3 @@
 """Write evidence bundles: a Triton model repository with a report, samples and hashes, which `recheck` verifies
-again."""
+again.
+"""

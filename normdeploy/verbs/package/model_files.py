@@ -42,7 +42,8 @@ class PackagedEngine:
     @property
     def is_served(self) -> bool:
         """Return whether Triton can load the engine. Triton's backend loads engines of TensorRT, but not of
-        TensorRT-RTX."""
+        TensorRT-RTX.
+        """
         return self.runtime == "tensorrt"
 
 

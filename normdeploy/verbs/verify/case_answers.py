@@ -38,10 +38,11 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
 
     Some files are not judged on inputs with extreme or non-finite numbers:
 
-    - Engines guarantee nothing for non-finite numbers. - ONNX does not define the effect of a NaN on a maximum, an
-      order or a coordinate. The NaN may be in the input, or may be computed from an infinity. - The ranges of a
-      quantized file are meant for ordinary numbers. The same holds for an op that takes its range from its input,
-      because one infinity would determine the scale of all numbers.
+    - Engines guarantee nothing for non-finite numbers.
+    - ONNX does not define the effect of a NaN on a maximum, an order or a coordinate. The NaN may be in the input, or
+      may be computed from an infinity.
+    - The ranges of a quantized file are meant for ordinary numbers. The same holds for an op that takes its range from
+      its input, because one infinity would determine the scale of all numbers.
 
     Args:
         compares_inside: True if the model has an operator that compares numbers inside its kernel; the result for a NaN

@@ -80,7 +80,8 @@ class Comparison(Renderable):
     @property
     def _is_wrong(self) -> bool:
         """Return whether the files fail: in a runtime, by a weight, by the trace, or because an ONNX file runs
-        nowhere."""
+        nowhere.
+        """
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
@@ -92,7 +93,8 @@ class Comparison(Renderable):
     @property
     def outcome(self) -> Literal["passed", "failed", "not run"]:
         """Return "passed" if the files pass, "failed" if a file fails, and "not run" if no runtime ran that could
-        decide."""
+        decide.
+        """
         if self.ok:
             return "passed"
         if self._is_wrong:

@@ -114,7 +114,8 @@ def _body_elem_types(proto: onnx.ModelProto) -> Iterable[int]:
 
 def _stored_half_types(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
     """Return tensor -> half type of its stored weight, for weights and for tensors that are reshaped or cast
-    weights."""
+    weights.
+    """
     stored = {t.name: t.data_type for t in graph.initializer if t.data_type in _HALVES}
     for node in graph.node:
         if node.op_type in _STORAGE and node.input and node.input[0] in stored:

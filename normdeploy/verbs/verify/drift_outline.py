@@ -1,5 +1,6 @@
 """Summarize drift, the errors of the inner tensors that a file and the model share, by the largest rise of the
-error."""
+error.
+"""
 
 from __future__ import annotations
 

@@ -339,7 +339,8 @@ def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) 
 
 def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) -> Array:
     """Return a copy with ``value`` in one element of the first row. The outputs of other rows show whether it
-    spreads."""
+    spreads.
+    """
     changed = values.copy()
     if changed.size:
         first = changed.reshape(len(changed) if changed.ndim else 1, -1)[0]

@@ -66,7 +66,8 @@ class EqualTensors:
 
 def _order_free_key(array: Array) -> _Key:
     """Return a key that does not depend on the order of dims: size, bytes of the first and last element, sum of all
-    bits."""
+    bits.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     bits = flat.view(f"u{flat.dtype.itemsize}")
     return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))

@@ -100,8 +100,9 @@ def compare_files(
 
     These runtimes are compared:
 
-    - eager mode in the model's own type, and in half precision if a file uses it; - onnxruntime with its optimizer off
-      and on, on the CPU, and on CUDA if it is available; - each engine, if a GPU is present.
+    - eager mode in the model's own type, and in half precision if a file uses it;
+    - onnxruntime with its optimizer off and on, on the CPU, and on CUDA if it is available;
+    - each engine, if a GPU is present.
 
     Runtimes that can't run are listed with the reason. If only onnxruntime's optimizer breaks a file, the result names
     the faulty optimizers.
@@ -293,7 +294,8 @@ def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) ->
 
 def _usual_precision(compared: Sequence[ComparedFile]) -> str:
     """Return the precision of the ONNX files if all have the same one, otherwise "". Engines of unknown precision use
-    it."""
+    it.
+    """
     kinds = {s.precision for s in compared if not s.runtime}
     if len(kinds) == 1:
         return kinds.pop()

@@ -149,7 +149,8 @@ def _multiply_linear(z: _LinearMap, by: Array | None) -> _LinearMap | None:
 
 def _add_linear(one: _LinearMap, other: _LinearMap, sign: int) -> _LinearMap | None:
     """Add two maps of the same tensor. A smaller kernel is centered in the larger one; a scale becomes a diagonal
-    kernel."""
+    kernel.
+    """
     if one.x != other.x or (one.w is None and other.w is None):
         return None
     frame = max((v for v in (one, other) if v.w is not None), key=lambda v: (v.w.ndim, v.w.size))  # type: ignore[union-attr]

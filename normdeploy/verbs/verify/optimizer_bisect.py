@@ -255,7 +255,8 @@ def _take_over(
     trial: PrecisionTrial, candidate: RuntimeCandidate, fresh: RuntimeCandidate, outputs: Collection[str]
 ) -> OutputResult:
     """Replace a candidate's tallies with those of ``fresh``. Return the candidate's former result with the largest
-    error."""
+    error.
+    """
     own = [result for result in trial.candidate_results(candidate) if result.output in outputs]
     candidate.tallies = fresh.tallies
     candidate.measures = fresh.measures

@@ -1,5 +1,6 @@
 """Judge each output of a runtime from its error tallies, by the default rule and by given rules, and explain
-failures."""
+failures.
+"""
 
 from __future__ import annotations
 

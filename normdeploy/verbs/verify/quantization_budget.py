@@ -291,7 +291,8 @@ def raise_to_floor(moved: Array) -> Array:
     Few draws say little about a single element.
 
     Returns:
-        change of each element."""
+        change of each element.
+    """
     if moved.size:
         typical = float(np.sqrt(np.mean(moved**2)))
     else:
@@ -415,7 +416,8 @@ class CaseBudget:
 
     def _wide_bound(self, output: str, sources: tuple[str, ...], base: Array, error: Array) -> Array:
         """Return the bound from draws that are `EAGER_MULTIPLE` times as wide. More draws are made while ``error``
-        exceeds it."""
+        exceeds it.
+        """
         while True:
             bound = np.asarray(base + sum(self._wide[source].moved[output].astype(np.float64) for source in sources))
             made = self._wide[sources[0]].runs

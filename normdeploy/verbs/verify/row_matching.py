@@ -177,7 +177,8 @@ class RowMatcher:
 
     def _row_hashes(self, length: int, dtype: Any) -> set[int]:
         """Return 64-bit hashes of all rows of one length. The rows themselves would take the model's memory for each
-        axis."""
+        axis.
+        """
         key = (length, str(dtype))
         if key not in self._known:
             fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]

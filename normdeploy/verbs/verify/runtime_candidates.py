@@ -321,7 +321,8 @@ def make_candidates(
 
 def _replica_candidates(subject: ComparedFile) -> list[RuntimeCandidate]:
     """Return two candidates that evaluate a quantized file in float64: one without and one with rounding of
-    activations."""
+    activations.
+    """
     if subject.steps is None:
         return []
     rounded = partial(FileReplica, subject.steps, RoundingDraw(), ROUNDED)

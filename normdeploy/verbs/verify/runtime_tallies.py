@@ -159,7 +159,8 @@ class RuntimeTallies:
         self, candidate: RuntimeCandidate, answer: CaseAnswer, output: str, value: Array | None, steps: CaseBudget
     ) -> None:
         """Add the errors of a quantized file against the reference, and in runtimes also against its float64
-        evaluation."""
+        evaluation.
+        """
         assert answer.bounds is not None
         case = answer.case
         dtype = self.dtype_of(output)

@@ -37,7 +37,8 @@ _CLIP = "Clip"
 
 class StandInResults:
     """Replace results whose errors are not the file's fault. For each file, one note of each kind is added to
-    ``notes``."""
+    ``notes``.
+    """
 
     def __init__(self, notes: list[str]) -> None:
         self._notes = notes
@@ -96,7 +97,8 @@ class StandInResults:
         self, candidate: RuntimeCandidate, subject: ComparedFile, answer: CaseAnswer, result: RunResult
     ) -> RunResult:
         """If a result is finite where the reference is not, return the results of the file with Max or Min instead of
-        Clip."""
+        Clip.
+        """
         if not any(_is_clipped(value, answer.reference[name]) for name, value in result.items()):
             return result
         if (proto := open_clip_bounds(load_onnx(subject.path))) is None:

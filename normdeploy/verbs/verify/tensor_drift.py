@@ -168,7 +168,8 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
 
 def _collect_boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
     """Add the tensors that leave and enter each module. A producing or reading module of None is outside all
-    modules."""
+    modules.
+    """
     for tensor, maker, reader in edges:
         made = _enclosing_modules(maker)
         read = _enclosing_modules(reader)

@@ -117,7 +117,8 @@ class _RoundingComparison:
 
 def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Arrays]]:
     """Yield (name, inputs): random inputs at the usual and smallest sizes, and inputs of small numbers, which show
-    epsilons."""
+    epsilons.
+    """
     yield "seed 0", model.samples(0)
     least = {name: dim.min for name, dim in model.named_dims.items()}
     if least:

@@ -22,7 +22,8 @@ _WIDE = 100
 
 def show_parity(console: Console, parity: Comparison) -> None:
     """Print a row for each output and runtime, reasons of failures, drift, runtimes that did not run, notes, and the
-    verdict."""
+    verdict.
+    """
     console.print(_result_table(parity, narrow=console.width < _WIDE))
     for result in parity.results:
         if result.reason or result.rules_summary:

@@ -191,7 +191,8 @@ def _clear_if_derived(
 
 def _modules_of_initializers(proto: onnx.ModelProto, stored: Arrays) -> dict[str, str]:
     """Return initializer -> its module. The module comes from the name of the initializer, or else from its first
-    reader."""
+    reader.
+    """
     owners = {name.rpartition(".")[0] for name in stored} - {""}
     modules: dict[str, str] = {}
     for node in proto.graph.node:

@@ -1,5 +1,6 @@
 """Find the origin of a weight that is not an unchanged tensor of the model, by numerical comparison with each
-tensor."""
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def _compare_with_parameter(
     weight: AuditedWeight, stored: Array, parameter: Array, form: FloatSpacing
 ) -> AuditedWeight | None:
     """Return the origin of ``stored`` if it comes from ``parameter`` of the same shape; None if the two are not
-    similar."""
+    similar.
+    """
     array = stored.astype(np.float64)
     # The model's exact numbers are used, because the file's type may not represent some of them.
     model = parameter.astype(np.float64)
