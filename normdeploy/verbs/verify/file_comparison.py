@@ -127,7 +127,7 @@ def compare_files(
 
     Returns:
         the comparison. It is true if each ONNX file ran in some runtime and every output and weight passes
-    (``Comparison.ok``).
+        (``Comparison.ok``).
 
     Raises:
         GraphError: no file can be read.
