@@ -28,9 +28,9 @@ _CHANNELS = (1, 3, 4)
 # Mean and standard deviation of ImageNet, as in torchvision.
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DRAWS = 3
-# Scales of the random inputs that confirm a transform. Random inputs are needed because many transforms do not change a
-# constant input, or change it only in a way that a norm removes. Small inputs are needed because a large input, such as
-# 255 times another one, hides a wrong epsilon.
+# Scales of the random inputs that confirm a transform. Random inputs are needed because many transforms give the same
+# result for a constant input, or for an input whose effect a norm removes. Small inputs are needed because a large
+# input, such as 255 times another one, hides a wrong epsilon.
 _CONFIRMED = (1.0, 1.0, 0.01)
 # Maximum error of a candidate, relative to the output's largest element. A wrong transform changes the output more.
 _NEAR = 1e-2

@@ -18,10 +18,10 @@ The file is judged four times:
 - In float64 without rounding activations, only w is allowed. This detects wrong weights, scales or zero points, and a
   DequantizeLinear that does not invert its QuantizeLinear. Values are clipped to the ranges, because a range may act as
   a ReLU. Clipping has no budget, so a range that is too small is detected too.
-  - In float64 with the file's rounding, a + w is allowed.
-  - In each runtime, a + w is allowed for the difference from the reference.
-  - In each runtime, a is allowed for the difference from the file's own float64 evaluation. There, a value that is
-    rounded to the other side differs by one step.
+- In float64 with the file's rounding, a + w is allowed.
+- In each runtime, a + w is allowed for the difference from the reference.
+- In each runtime, a is allowed for the difference from the file's own float64 evaluation. There, a value that is
+  rounded to the other side differs by one step.
 
 A file that records the ranges of its calibration (`graphs.quantization_info.RECORD`) does not fail on inputs beyond
 these ranges. Without rounding, it is compared with the model without clipping. With rounding, on inputs beyond the
