@@ -23,7 +23,7 @@ def _split_commas(text: str) -> list[str]:
 class RaceOptions:
     """Options of a benchmark: its contestants, its inputs and the number of rounds."""
 
-    # The inputs.
+    # Options for the inputs.
     sizes: Sequence[str] | Mapping[str, int] = option_field(
         (),
         "--size",
@@ -39,12 +39,12 @@ class RaceOptions:
         type=Path | None,
     )
 
-    # The rounds.
+    # Options for the rounds.
     threads: int = option_field(1, "--threads", "CPU threads for torch and onnxruntime.", minimum=1)
     rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant gets one turn per round.", minimum=1)
     seed: int = option_field(0, "--seed", "Seed of the generated inputs and of the order within each round.", minimum=0)
 
-    # The contestants.
+    # Options that choose the contestants.
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",

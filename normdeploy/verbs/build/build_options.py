@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EngineOptions:
     """Options for the build of an engine."""
 
-    # Target.
+    # Options for the target.
     runtime: str = option_field(
         "tensorrt-rtx",
         "--runtime",
@@ -57,7 +57,7 @@ class EngineOptions:
         type=list[str] | None,
     )
 
-    # The build.
+    # Options for the duration and the memory of the build.
     timing_cache: PathLike | None = option_field(
         None,
         "--timing-cache",
@@ -76,7 +76,7 @@ class EngineOptions:
         None, "--optimization-level", "Builder effort to find faster kernels, 0 to 5.", metavar="N"
     )
 
-    # Abilities of the engine.
+    # Options that give the engine abilities.
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",

@@ -23,7 +23,7 @@ def _rules_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class FailOption:
-    """Option that chooses the rules that fail a check."""
+    """Option for the rules that fail a check."""
 
     fail_on: str | Sequence[str] = option_field(
         FAIL_ON,
@@ -35,7 +35,7 @@ class FailOption:
         metavar="RULES",
         type=str | None,
         read=_rules_of,
-        # The default would be cut at 80 columns.
+        # The help would truncate the default at 80 columns.
         show_default=False,
     )
 

@@ -29,7 +29,7 @@ class ExportOptions(ConversionOptions, OpsetOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EveryPartOptions(LoadingOptions):
-    """Options of `LoadingOptions`, with a ``part`` that can be "all"."""
+    """Options for loading a model, as in `LoadingOptions`, but ``part`` can also be "all"."""
 
     part: str | None = option_field(
         None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PackageOptions:
     """Options for the content of a bundle, and for serving it with Triton."""
 
-    # Content of the bundle.
+    # Options for the content of the bundle.
     source: PathLike | None = option_field(
         None,
         "--source",
@@ -42,7 +42,7 @@ class PackageOptions:
         type=list[Path] | None,
     )
 
-    # Serving.
+    # Options for serving with Triton.
     name: str | None = option_field(None, "--name", "Name of the models in the repository. Default: the file's name.")
     max_batch: int | None = option_field(
         None,
@@ -53,7 +53,7 @@ class PackageOptions:
     instances: int = option_field(1, "--instances", "Instances of each model; for engines, on each GPU.", minimum=1)
     provider: str = option_field("cpu", "--provider", "Device on which Triton runs the ONNX file: cpu or cuda.")
 
-    # Evidence.
+    # Options for the evidence.
     report_from: PathLike | None = option_field(
         None,
         "--report-from",

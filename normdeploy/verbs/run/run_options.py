@@ -89,7 +89,7 @@ class RunnerCall:
 
     @property
     def only_for_others(self) -> bool:
-        """Return whether an option is set that a third-party runtime does not take."""
+        """Return whether an option is set that third-party runtimes do not support."""
         is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
         is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
         return bool(is_placed or self.threads or is_of_engines)

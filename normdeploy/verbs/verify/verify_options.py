@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ComparisonOptions:
     """Options for the inputs, the cost and the rules of a comparison."""
 
-    # Inputs and their cost.
+    # Options for the inputs and for the cost.
     seeds: int = option_field(
         3, "--seeds", "Number of random inputs at the usual sizes. Other sizes are tested too.", minimum=1
     )
@@ -56,7 +56,7 @@ class ComparisonOptions:
         minimum=2**20,
     )
 
-    # Rules.
+    # Options for the rules.
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
@@ -83,7 +83,7 @@ class ComparisonOptions:
         False, "--also-default", "Also require the default rule, which your tolerances and metrics otherwise replace."
     )
 
-    # Data for metrics, and names in the files.
+    # Options for the dataset of metrics, and for the names in the files.
     dataset: PathLike | None = option_field(
         None,
         "--dataset",
@@ -105,7 +105,7 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftOption:
-    """Option to compare inner tensors besides outputs."""
+    """Option to compare inner tensors in addition to outputs."""
 
     drift: bool = option_field(
         False,
@@ -121,7 +121,7 @@ class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StrictOption:
-    """Option that makes the command line's ``verify`` fail if the comparison was limited."""
+    """Option that makes the command ``normdeploy verify`` fail if the verdict has limits."""
 
     strict: bool = option_field(
         False,
