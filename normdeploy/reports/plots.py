@@ -33,8 +33,8 @@ _NAME = 28
 _LEAST = 80
 # Maximum number of certificates in a plot; more would make the page too large.
 _CERTIFICATES = 10_000
-# The axis of a race ends at this multiple of the slowest median. Otherwise outliers of a busy machine would compress all
-# other times.
+# The axis of a race ends at this multiple of the slowest median. Otherwise outliers of a busy machine would compress
+# all other times.
 _FARTHEST = 3
 # Maximum number of points in the drift plot of one runtime
 _POINTS = 1000

@@ -148,8 +148,8 @@ refer to the model before the conversion:
     not_run        runtime, reason, file ("" if it applies to every file)
     results        one object per output, runtime and file: the fields of
                    `normdeploy.verbs.verify.output_results.OutputResult`, decided_by ("default rule" or the rules that
-                   the user passed) and account (the rules in words). The numbers belong to the default rule. ``rules`` has
-                   one object per passed rule (`normdeploy.verbs.verify.rule_measures.RuleVerdict`)
+                   the user passed) and account (the rules in words). The numbers belong to the default rule.
+                   ``rules`` has one object per passed rule (`normdeploy.verbs.verify.rule_measures.RuleVerdict`)
     drift          null if not requested; else one object per tensor that a file and the model share, in the file's
                    order, one runtime after the other (`normdeploy.verbs.verify.tensor_drift.DriftPoint`); ``where`` is
                    "out of MODULE" | "into MODULE" | "output NAME"
