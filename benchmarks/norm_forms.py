@@ -94,7 +94,7 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
         try:
             runs[form] = session(case.make_model(form), case.feeds())
             runs[form][1]()
-        # onnxruntime's exceptions share no base class.
+        # Catch every exception, because onnxruntime's exceptions share no base class.
         except Exception as error:
             runs.pop(form, None)
             refused[form] = shorten_ort_error(error)

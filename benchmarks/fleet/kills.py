@@ -49,9 +49,10 @@ runtime = "onnxruntime"
 [models.all]
 source = "*.pt2"
 """
-# Of the fleet; its models are "slow": a step takes 0.2 s.
+# Number of models and of steps of the fleet. Each step takes 0.2 s.
 MODELS, STEPS = 3, 24
-# Kills of a drive that continues after one; a step that is hit three times would fail.
+# Maximum number of kills in a drive that continues after a kill. With three kills, one step might be hit three times
+# and fail.
 PER_DRIVE = 2
 LOCAL = ("driver", "warm process", "step")
 ON_RAY = ("driver on Ray", "Ray worker", "Ray node")
@@ -61,7 +62,7 @@ SIGNALS = {
     "Ray node": (signal.SIGKILL,),
 }
 
-# A series ends if a kind of process is never found; else it would go on forever.
+# A series ends after this number of misses, because a kind of process that never runs would keep it going forever.
 MOST_MISSED = 20
 
 
