@@ -1,6 +1,5 @@
-"""Measure the cost of fusing, proving and cleaning.
-
-The processor time and peak memory of normdeploy's export are compared with those of torch's exporter.
+"""Measure the cost of fusing, proving and cleaning: the processor time and peak memory of normdeploy's export.
+Both are compared with torch's exporter.
 
     python -m benchmarks.export_overhead [PAIRS] [PART OF A NAME …]        default: 3, all
 

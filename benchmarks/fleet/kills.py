@@ -2,10 +2,11 @@
 
     python -m benchmarks.fleet.kills
 
-A fleet is driven into a store until it is complete. Each drive is disturbed by one kill, or by two if it continues.
-After each drive, the content of every object must match its name, and every record's objects must exist. No step may
-have been started if its record already existed. At the end one more run must find or do everything, leave nothing of
-the killed parts, and give the same manifest as an undisturbed fleet, byte for byte.
+A fleet is run repeatedly with one store until it is complete. Each run, called a drive, is disturbed by one kill, or by
+two if it continues after the first. After each drive, the content of every object must match its name, and every
+record's objects must exist. No step may have been started if its record already existed. At the end, one more run must
+complete the fleet and leave no remains of killed parts. Its manifest must equal the manifest of an undisturbed fleet,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Tally:
     """Results for one kind of kill.
 
     Attributes:
-        missed: the fleet had ended, or nothing of the kind ran at that moment.
-        fleets: driven to their end.
+        missed: number of kills without a target, because the fleet had ended or nothing of the kind ran at that moment.
+        fleets: number of fleets that were run to their end.
     """
 
     kills: int = 0
