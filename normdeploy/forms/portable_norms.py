@@ -1,6 +1,6 @@
-"""Write norms as own ops with a function body (`graphs.own_op_functions`).
+"""Write norms as own ops with a function body (`normdeploy.graphs.own_op_functions`).
 
-They are for norms that no standard node of the file's opset can express.
+Own ops express norms that no standard node of the file's opset can express.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def portable_op_of(graph: Graph, norm: Norm) -> str | None:
     """Choose the own op for a norm.
 
     Returns:
-        the op that `write_portable_norm` writes, or None if a standard node expresses the norm or no op does.
+        the op that `write_portable_norm` writes. None if a standard node expresses the norm, or if no own op does.
     """
     if norm.fit.split is not None:
         return None
     if norm.fit.clamped:
-        # The clamping number is part of the norm: a measured number would be another function.
+        # The number that clamps the length must be exact. A measured number would define another function.
         if stored_epsilon(graph, norm.region, norm.epsilon) is None:
             return None
         return "L2Norm"
@@ -63,7 +63,7 @@ def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal
 
 
 def _is_over_channels(norm: Norm) -> bool:
-    """Return True for a norm over axis 1 of (N, C, …) alone, which as a standard node needs Transposes around it."""
+    """Return True for a norm over only axis 1 of (N, C, …). As a standard node, it would need Transposes around it."""
     fixed = all(p is None or (varies_only_along(p, (1,)) and not p.data) for p in (norm.gamma, norm.beta))
     return (
         norm.fit.centered
@@ -99,7 +99,7 @@ def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
 def _write_norm_over_axes(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
     """Write a norm over its trailing axes, with scale and bias of the normalized shape.
 
-    Transposes move other axes to the end.
+    If the norm is over other axes, Transposes move them to the end.
     """
     last = axes_last(norm)
     fits = varies_only_along(norm.gamma, last.normalized) and varies_only_along(norm.beta, last.normalized)

@@ -1,4 +1,4 @@
-"""Define the reading of a region: a `NormFit`, or a `RejectedReading` with the reason."""
+"""Define the results of reading a region: a `NormFit`, or a `RejectedReading` with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Denominator(Enum):
     EPSILON_INSIDE_ROOT = auto()
     # sqrt(v) + epsilon
     EPSILON_OUTSIDE_ROOT = auto()
-    # max(‖x‖₂, epsilon): without a mean, so that gamma and epsilon of F.normalize are the same at every size
+    # max(‖x‖₂, epsilon). The length is a sum without a mean, so gamma and epsilon of F.normalize do not depend on the
+    # size.
     CLAMPED_LENGTH = auto()
 
 
@@ -33,7 +34,7 @@ class NormFit:
         axes: axes normalized in full; never lists axes of size 1.
         split: axis that is cut into groups (group norm), or None.
         block: extent of a group along ``split``.
-        epsilon: NaN in a refusal that could not measure it.
+        epsilon: NaN in a rejected reading whose epsilon could not be measured.
         gamma, beta: arrays that broadcast to y.
     """
 
@@ -49,7 +50,7 @@ class NormFit:
 
     @property
     def outside(self) -> bool:
-        """Return True if epsilon is added to the root, not under it."""
+        """Return True if epsilon is added to the root instead of the radicand."""
         return self.denominator is Denominator.EPSILON_OUTSIDE_ROOT
 
     @property
@@ -69,8 +70,9 @@ class NormFit:
 
     @property
     def kind(self) -> str:
-        """Return "RMSNorm", "LayerNorm" or "GroupNorm"; gamma and beta don't count, so an instance norm is a layer
-        norm.
+        """Return "RMSNorm", "LayerNorm" or "GroupNorm".
+
+        Gamma and beta are ignored, so the kind of an instance norm is "LayerNorm".
         """
         if not self.centered:
             return "RMSNorm"
@@ -170,13 +172,13 @@ class NormFit:
 
 
 class Clarity(IntEnum):
-    """Degree to which a rejected reading explains a norm."""
+    """Rank of the reasons of rejected readings; the reason with the highest rank is reported."""
 
-    # The two ends don't belong together.
+    # The two tensors can't be input and output of one norm.
     APART = 0
-    # Reported only if there is no better reason.
+    # The reason applies to many regions.
     VAGUE = 1
-    # The reason names the norm's flaw.
+    # The reason names the property by which the region differs from a norm.
     SPECIFIC = 2
 
 
@@ -185,10 +187,10 @@ class RejectedReading(Refusal):
     """Reason why the nodes between two tensors are not a norm.
 
     Attributes:
-        clarity: how specific the reason is.
+        clarity: rank of the reason.
         start, end: names of the two tensors.
-        region: the nodes that were evaluated; None if none were.
-        fit: the norm that they seemed to be before a check failed.
+        region: the nodes that were evaluated; None if nothing was evaluated.
+        fit: the norm that the nodes seemed to compute before a check failed.
     """
 
     clarity: Clarity = Clarity.SPECIFIC
