@@ -20,7 +20,8 @@ def bench(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILE...", help="One model, ONNX files and engines, in any order; recognized by content."
+            metavar="FILE...",
+            help="One model, ONNX files and engines, in any order. Each is recognized by its content.",
         ),
     ] = None,
     *,

@@ -17,7 +17,9 @@ from .options import OnnxFile, QuietOption
 
 def package(
     onnx: OnnxFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle; appears only once complete.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the bundle. It appears only when the bundle is complete.")
+    ],
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,

@@ -23,7 +23,7 @@ Verbose = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Log each stage to standard error; -vv: also each attempt.",
+        help="Log each stage to standard error. -vv also logs each attempt.",
     ),
 ]
 NoExtensions = Annotated[
