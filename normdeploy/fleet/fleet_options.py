@@ -24,8 +24,8 @@ class FleetOptions:
     store: PathLike | None = option_field(
         None,
         "--store",
-        "Folder or URL of the store (s3://bucket/folder). Default: the store that FLEET.toml names, else NORMDEPLOY_STORE,"
-        " else the folder store next to FLEET.toml.",
+        "Folder or URL of the store (s3://bucket/folder). Default: the store that FLEET.toml names, else"
+        " NORMDEPLOY_STORE, else the folder store next to FLEET.toml.",
         metavar="PLACE",
         type=str | None,
     )
