@@ -21,7 +21,7 @@ def bench(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="One model, ONNX files and engines, in any order. Each file is recognized by its content.",
+            help="One model, ONNX files and engines, in any order. Each is recognized by its content.",
         ),
     ] = None,
     *,

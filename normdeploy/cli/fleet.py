@@ -96,8 +96,8 @@ def diff(
             "--against",
             metavar="LIBRARY=VERSION",
             help=(
-                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95. Without --against, show the effect"
-                " of changes already made on this machine. Repeatable."
+                "Update to preview, such as onnxruntime=1.32.0 or driver=580.95. Without --against, the effect of"
+                " changes already made on this machine is shown. Repeatable."
             ),
         ),
     ] = None,
@@ -150,7 +150,7 @@ def publish(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT; oci+http:// for plain HTTP.",
+            help="oci://HOST/REPOSITORY or mlflow://HOST/EXPERIMENT. For plain HTTP, write oci+http://.",
         ),
     ],
     options: PublishOptions,
@@ -175,7 +175,9 @@ def gc(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
     older: Annotated[
         float,
-        typer.Option("--older", min=0, metavar="DAYS", help="Select objects unused for DAYS; only --yes deletes them."),
+        typer.Option(
+            "--older", min=0, metavar="DAYS", help="Select objects that no run used for DAYS. Only --yes deletes them."
+        ),
     ] = 30.0,
     yes: Annotated[
         bool, typer.Option("--yes", help="Delete the objects. Without --yes, they are only counted.")

@@ -26,7 +26,7 @@ ModelFile = Annotated[
 ]
 Original = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="Reference: model file, Hugging Face folder, or ONNX file."),
+    typer.Argument(metavar="MODEL", help="Model to compare with: a model file, a Hugging Face folder or an ONNX file."),
 ]
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="ONNX file.")]
 Output = Annotated[
@@ -41,7 +41,7 @@ TrustedKeys = Annotated[
     typer.Option(
         "--trust",
         metavar="PUBLIC.pem",
-        help="Public key; only content signed with the given keys is accepted. Repeatable.",
+        help="Public key. Only content that is signed with one of these keys is accepted. Repeatable.",
     ),
 ]
 

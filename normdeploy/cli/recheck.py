@@ -21,7 +21,9 @@ def recheck(
     onnx: Annotated[
         Path | None,
         typer.Option(
-            "--onnx", metavar="FILE", help="Newer ONNX file of the same model, to run instead of the bundle's."
+            "--onnx",
+            metavar="FILE",
+            help="Newer ONNX file of the same model. It runs instead of the bundle's ONNX file.",
         ),
     ] = None,
     trust: TrustedKeys = None,

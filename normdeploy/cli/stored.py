@@ -26,7 +26,8 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="PLACE",
-        help="Folder or URL of a store. If no input changed, the stored result is returned (NORMDEPLOY_STORE).",
+        help="Folder or URL that caches results. If nothing changed, the cached result is returned. Default: the"
+        " environment variable NORMDEPLOY_STORE.",
     ),
 ]
 

@@ -24,22 +24,23 @@ class FleetOptions:
     store: PathLike | None = option_field(
         None,
         "--store",
-        "Folder or URL of the store (s3://bucket/folder). Default: the fleet file's, NORMDEPLOY_STORE, or ./store.",
+        "Folder or URL of the store (s3://bucket/folder). Default: the store that FLEET.toml names, else"
+        " NORMDEPLOY_STORE, else the folder store next to FLEET.toml.",
         metavar="PLACE",
         type=str | None,
     )
     only: Sequence[str] = option_field(
         (),
         "--only",
-        "Include only models, or model/variant, that match this pattern. Repeatable.",
+        "Include only models whose name, or model/variant, matches this pattern. Repeatable.",
         metavar="PATTERN",
         type=list[str] | None,
     )
     trust: Sequence[PathLike] = option_field(
         (),
         "--trust",
-        "Public key; only records signed with the given keys are trusted. In the fleet verbs, --trust does not allow a"
-        " model file to run code. Repeatable.",
+        "Public key. Only records that are signed with one of these keys are trusted. In the fleet verbs, --trust does"
+        " not allow a model file to run code. Repeatable.",
         metavar="PUBLIC.pem",
         type=list[Path] | None,
     )
@@ -58,7 +59,8 @@ class PlacementOptions:
     on: str = option_field(
         "local",
         "--on",
-        "local: run steps on this machine; otherwise the address of a Ray cluster: auto, ray://head:10001.",
+        "Where steps run. local: on this machine. Otherwise the address of a Ray cluster, such as auto or"
+        " ray://head:10001.",
         metavar="WHERE",
     )
     jobs: int | None = option_field(None, "--jobs", "Parallel steps on this machine. Default: one per CPU.", minimum=1)
@@ -97,7 +99,7 @@ class WaitOption:
     wait: float = option_field(
         0.0,
         "--wait",
-        "With --on: how long a step waits for a node that can run it.",
+        "With --on: how many seconds a step waits for a node that can run it.",
         metavar="SECONDS",
         minimum=0,
     )

@@ -34,7 +34,7 @@ class RaceOptions:
     feeds: PathLike | Mapping[str, Any] | None = option_field(
         None,
         "--inputs",
-        "Input arrays by name; generated if omitted.",
+        "File of input arrays by name. Inputs are generated if omitted.",
         metavar="IN.npz",
         type=Path | None,
     )
@@ -48,8 +48,8 @@ class RaceOptions:
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",
-        "Benchmark each norm of one ONNX file by itself in these forms, comma-separated: standard, decomposed,"
-        " instance, layer, narrow, plugin; or all.",
+        "Benchmark each norm of one ONNX file by itself, in the forms listed here. Forms, separated by commas:"
+        " standard, decomposed, instance, layer, narrow, plugin; or all.",
         metavar="FORMS",
         type=str | None,
         read=_split_commas,
@@ -57,13 +57,14 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Benchmark common norms of this kind, such as GroupNorm, in all forms; all for every kind.",
+        "Benchmark common norms of this kind, such as GroupNorm, in all forms. all: norms of every kind.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(
         (),
         "--against",
-        "Also benchmark files that these tools make, comma-separated: plain, onnxslim, onnxsim, ort-transformers.",
+        "Also benchmark files that these tools write for the same model. Tools, separated by commas: plain (torch's own"
+        " export), onnxslim, onnxsim, ort-transformers.",
         metavar="NAMES",
         type=str | None,
         read=_split_commas,

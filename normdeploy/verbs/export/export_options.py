@@ -22,7 +22,7 @@ class ExportOptions(ConversionOptions, OpsetOptions):
     check: bool = option_field(
         True,
         "--no-check",
-        "Skip the final comparison with PyTorch at two small sizes; rewrites are still proved.",
+        "Skip the final comparison with PyTorch at two small sizes. Rewrites are still proved.",
         negated=True,
     )
 
@@ -34,8 +34,8 @@ class EveryPartOptions(LoadingOptions):
     part: str | None = option_field(
         None,
         "--part",
-        "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all (a folder of"
-        " parts). Default: the whole model.",
+        "Part of a Hugging Face encoder-decoder: encoder, decoder, decoder-with-past, or all. With all, the output is a"
+        " folder with one file for each part. Default: the whole model.",
     )
 
 
