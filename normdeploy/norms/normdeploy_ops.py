@@ -5,14 +5,19 @@ is part of the file, so every runtime runs it; a fused kernel replaces it if one
 ``stash_type`` (1: float32, 11: float64), and only the result is rounded to X's dtype. The float64 evaluation and the
 prover also use the body, so no second definition could differ.
 
-The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
+The norms normalize over ``axes``: the trailing ones if the op has a kernel, otherwise any. They take one scale
+(and bias) that broadcasts to X:
 
 - RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
 - LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; the variance is that of
   torch.var without arguments, for a dynamic n.
 - StdNorm: (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias; see Rush, "The Annotated Transformer",
   2018: a·(x − mean)/(std + eps) + b.
+- SimpleNorm: X / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale, the SimpleNorm of timm; X keeps its mean.
 - L2Norm: X / max(‖X‖₂, epsilon) · scale; it is torch.nn.functional.normalize.
+- OuterRMSNorm: X / (sqrt(mean(X²)) + epsilon) · scale; see Zhang, Sennrich, "Root Mean Square Layer Normalization",
+  2019, whose code adds epsilon outside the root.
+- ClampedRMSNorm: X / max(sqrt(mean(X²)), epsilon) · scale.
 - ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …) at each place, with scale and bias of shape (C,); see
   ConvNeXt, Liu et al. 2022.
 
@@ -72,6 +77,11 @@ _CENTERED = f"""
     n = ReduceProd <keepdims: int = 0> (each) ddof = Constant <value_int: int = @ddof> () less = Sub (n, ddof)
     many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
     variance = Mul (biased, factor) {_EPSILON}"""
+
+_SQUARED = (
+    "x = Cast <to: int = @stash_type> (X) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
+    " @stash_type> (of) q = Pow (x, two) {biased} root = Sqrt (biased)"
+)
 
 # onnxruntime fuses this to one kernel; Mul (x, x) in place of Pow would prevent it.
 _RMS = (
@@ -135,6 +145,38 @@ ROWS: tuple[NormOp, ...] = (
         _AFFINE,
         "axes epsilon ddof stash_type",
         body=f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _own_row(
+        "SimpleNorm",
+        "SimpleNorm",
+        "X scale",
+        "axes epsilon ddof stash_type",
+        # Its result changes with an offset of X.
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (x, r) {_SCALED}"
+        " Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "OuterRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Add (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "ClampedRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Clip (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
     ),
     _own_row(
         "L2Norm",
