@@ -28,7 +28,9 @@ _UNBIASED = (
 )
 
 # Own ops that ``--fuse portable`` writes even if standard nodes can express the norm
-_OURS_FIRST = ("L2Norm", "RMSNorm", "ChannelLayerNorm")
+_OURS_FIRST = ("RMSNorm", "ChannelLayerNorm")
+
+_KEPT_MEAN = "its numerator keeps the mean that its variance subtracts: x / sqrt(variance + epsilon)"
 
 FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
@@ -57,7 +59,8 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         third_party_form = third_party_forms.write_third_party_norm(graph, norm)
         if third_party_form is not None:
             return third_party_form
-        if portable_op in _OURS_FIRST:
+        only_ours = norm.fit.clamped or norm.fit.keeps_mean
+        if portable_op is not None and (only_ours or portable_op in _OURS_FIRST):
             return portable_norms.write_portable_norm(graph, norm, portable_op)
     if portable_op is not None:
         hint = f"; --fuse portable writes it as {DOMAIN}.{portable_op}"
@@ -65,6 +68,8 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         hint = ""
     if norm.fit.clamped:
         return Refusal(CLAMPED + hint, name)
+    if norm.fit.keeps_mean:
+        return Refusal(_KEPT_MEAN + hint, name)
     if norm.ddof or norm.fit.outside:
         if norm.fit.outside:
             made = mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)

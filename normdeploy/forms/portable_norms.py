@@ -9,6 +9,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..norms.norm_table import OURS, STANDARD
 from ..recognition.norm_facts import Norm
+from ..recognition.norm_fit import Denominator
 from ..recognition.norm_parameters import stored_epsilon
 from .norm_writer import (
     NormForm,
@@ -34,11 +35,15 @@ def portable_op_of(graph: Graph, norm: Norm) -> str | None:
         # The number that clamps the length must be exact. A measured number would define another function.
         if stored_epsilon(graph, norm.region, norm.epsilon) is None:
             return None
+        if norm.fit.denominator is Denominator.CLAMPED_ROOT:
+            return "ClampedRMSNorm"
         return "L2Norm"
     if norm.fit.outside:
         if norm.fit.centered:
             return "StdNorm"
-        return None
+        return "OuterRMSNorm"
+    if norm.fit.keeps_mean:
+        return "SimpleNorm"
     if norm.ddof:
         return "LayerNorm"
     if _is_over_channels(norm):
@@ -57,8 +62,9 @@ def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal
     writer = OpWriter(graph, norm, OURS[op])
     if op == "ChannelLayerNorm":
         return _write_channel_layer_norm(norm, writer)
-    if op == "L2Norm":
-        return _write_l2_norm(norm, writer)
+    # A kernel reads contiguous rows. A body alone reduces over any axes.
+    if not OURS[op].plugin:
+        return _write_norm_over_any_axes(norm, writer)
     return _write_norm_over_axes(norm, writer)
 
 
@@ -83,15 +89,19 @@ def _write_channel_layer_norm(norm: Norm, writer: OpWriter) -> NormForm:
     return writer.done()
 
 
-def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
-    """Write a clamped norm over any axes, with a scale that broadcasts to x without a Transpose."""
+def _write_norm_over_any_axes(norm: Norm, writer: OpWriter) -> NormForm:
+    """Write a norm without a bias over any axes, with a scale that broadcasts to x without a Transpose."""
     shape = [1]
     if norm.gamma is not None and norm.gamma.value is not None:
         sizes = list(norm.gamma.value.shape)
         shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
     scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
     axes = [a - len(norm.shape) for a in norm.axes]
-    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    if "ddof" in writer.row.attributes:
+        attributes = {"ddof": norm.ddof}
+    else:
+        attributes = {}
+    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type, **attributes)
     writer.affine(None, norm.beta)
     return writer.done()
 

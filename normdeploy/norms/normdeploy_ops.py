@@ -6,15 +6,19 @@ kernel instead. Own ops compute in the dtype ``stash_type`` (1: float32, 11: flo
 the dtype of X. The float64 evaluation and the prover use the body too, so there is no second definition that could
 differ.
 
-The first group are norms over the trailing ``axes`` (L2Norm: any axes), with a scale, and often a bias, that broadcasts
-to X:
+The first group are norms over ``axes``, with a scale, and often a bias, that broadcasts to X. The axes are the trailing
+ones if the op has a kernel, otherwise any:
 
 - RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
 - LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; with ddof 1 the variance is the
   variance of torch.var, for a dynamic n.
 - StdNorm: (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias; see Rush, "The Annotated Transformer",
   2018: a·(x − mean)/(std + eps) + b.
+- SimpleNorm: X / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale, the SimpleNorm of timm; X keeps its mean.
 - L2Norm: X / max(‖X‖₂, epsilon) · scale; it is torch.nn.functional.normalize.
+- OuterRMSNorm: X / (sqrt(mean(X²)) + epsilon) · scale; see Zhang, Sennrich, "Root Mean Square Layer Normalization",
+  2019, whose code adds epsilon outside the root.
+- ClampedRMSNorm: X / max(sqrt(mean(X²)), epsilon) · scale.
 - ChannelLayerNorm: LayerNormalization over axis 1 of (N, C, …), with scale and bias of shape (C,); see ConvNeXt, Liu et
   al. 2022.
 
@@ -74,6 +78,11 @@ _CENTERED = f"""
     n = ReduceProd <keepdims: int = 0> (each) ddof = Constant <value_int: int = @ddof> () less = Sub (n, ddof)
     many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
     variance = Mul (biased, factor) {_EPSILON}"""
+
+_SQUARED = (
+    "x = Cast <to: int = @stash_type> (X) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
+    " @stash_type> (of) q = Pow (x, two) {biased} root = Sqrt (biased)"
+)
 
 # onnxruntime fuses these nodes to one kernel. With Mul (x, x) instead of Pow, it would not.
 _RMS = (
@@ -138,6 +147,38 @@ ROWS: tuple[NormOp, ...] = (
         _AFFINE,
         "axes epsilon ddof stash_type",
         body=f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _own_row(
+        "SimpleNorm",
+        "SimpleNorm",
+        "X scale",
+        "axes epsilon ddof stash_type",
+        # Its result changes with an offset of X.
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (x, r) {_SCALED}"
+        " Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "OuterRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Add (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "ClampedRMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        # TensorRT also runs its body.
+        plugin="",
+        body=f"{_SQUARED} {_EPSILON} r = Clip (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
     ),
     _own_row(
         "L2Norm",

@@ -287,6 +287,9 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     v = v[sure]
     del size, d
     if not np.allclose(large, unit, rtol=1e-6, atol=0):
+        with_mean = _fit_with_mean(ask, fitted)
+        if with_mean is not None:
+            return with_mean
         if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
             return RejectedReading(
                 "its result grows with its input, so it is not divided by its own deviation (for example "
@@ -322,6 +325,22 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
     return RejectedReading(
         "epsilon is not added to the variance as in sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan)
     )
+
+
+def _fit_with_mean(ask: _RegionProbe, fitted: NormFit) -> NormFit | None:
+    """Return the fit x/sqrt(variance + ε), whose numerator keeps the mean; None if it does not fit.
+
+    Its groups and beta are those of ``fitted``; gamma and epsilon are measured again.
+    """
+    if fitted.centered or fitted.keeps_mean or fitted.group_size < 2:
+        return None
+    z = ask.draw_input()
+    plain = replace(fitted, centered=True, keeps_mean=True, epsilon=0.0, gamma=np.ones(()), beta=np.zeros(()))
+    gamma = ask.odd_part(_LARGE * z) / plain(_LARGE * z)
+    measured = _measure_epsilon(ask, plain, gamma, fitted.beta, z)
+    if isinstance(measured, RejectedReading) or _differs_on_fresh_input(ask, measured):
+        return None
+    return measured
 
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:

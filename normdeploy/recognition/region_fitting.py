@@ -61,6 +61,8 @@ def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | Rejected
             break
     if not fits:
         return refusal
+    if _stores_clamped_root(graph, region, fits[0]):
+        fits = [f.clamp_root() for f in fits]
     if len(fits) == 2:
         unbiased = _unbiased_fit(*fits)
     else:
@@ -115,10 +117,19 @@ def _has_dynamic_groups(shape: Dims, fitted: NormFit) -> bool:
     return not all(isinstance(shape[a], int) for a in fitted.normalized_axes)
 
 
+def _stores_clamped_root(graph: Graph, region: Region, fitted: NormFit) -> bool:
+    """Return True if the file stores the number that clamps sqrt(mean(x²)), and not the number that clamps ‖x‖₂."""
+    return (
+        fitted.clamped
+        and stored_epsilon(graph, region, fitted.epsilon) is None
+        and stored_epsilon(graph, region, fitted.clamp_root().epsilon) is not None
+    )
+
+
 def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
     """Return the fit with a variance that divides by n − 1, if gamma and epsilon of this fit agree at both sizes n."""
     if (
-        (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside)
+        (a.axes, a.split, a.centered, a.outside, a.keeps_mean) != (b.axes, b.split, b.centered, b.outside, b.keeps_mean)
         or a.group_size == b.group_size
         or not a.centered
     ):
@@ -136,12 +147,13 @@ def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
 def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
     """Return the fit with a variance that divides by n − 1, if its epsilon is stored in the file.
 
-    This applies to a norm of static size with epsilon outside the root.
+    This applies to a norm of static size without a standard op: its own op takes epsilon as the file stores it.
     """
-    if not fitted.outside or not fitted.centered or fitted.group_size < 2:
+    if not (fitted.outside or fitted.keeps_mean) or not fitted.centered or fitted.group_size < 2:
         return None
-    factor = np.sqrt(fitted.group_size / (fitted.group_size - 1))
-    exact = stored_epsilon(graph, region, fitted.epsilon * factor)
+    ratio = fitted.group_size / (fitted.group_size - 1)
+    factor = np.sqrt(ratio)
+    exact = stored_epsilon(graph, region, fitted.epsilon * (factor if fitted.outside else ratio))
     if exact is None or stored_epsilon(graph, region, fitted.epsilon) is not None:
         return None
     return replace(fitted, gamma=fitted.gamma * factor, epsilon=exact)
@@ -149,7 +161,13 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
 
 def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
     """Describe how two fits of one region at two sizes differ; None if they agree."""
-    if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
+    if (a.axes, a.split, a.centered, a.denominator, a.keeps_mean) != (
+        b.axes,
+        b.split,
+        b.centered,
+        b.denominator,
+        b.keeps_mean,
+    ):
         return "the normalized elements change with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)

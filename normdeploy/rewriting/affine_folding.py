@@ -70,6 +70,18 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
     # it computed the root of the variance.
     if longest.normalizes or len(longest.nodes) > 2 or costly is not None:
         return _propose_lone_affine(graph, longest, why, target)
+    # A padding Conv takes the scale of (x − mean)/std, and one Sub stays.
+    scale_fold = _fold_scale_alone(graph, longest)
+    if scale_fold is not None and target.wanted.partial:
+        return _fold_proposal(graph, longest, scale_fold, why, target)
+    return None
+
+
+def _fold_scale_alone(graph: Graph, chain: AffineChain) -> batch_norm.AffineFold | None:
+    """Write the fold of the chain's scale into the next linear op; None if none can take it."""
+    made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
+    if isinstance(made, batch_norm.AffineFold):
+        return made
     return None
 
 
@@ -80,10 +92,10 @@ def _propose_lone_affine(
 
     Fold the scale alone if a linear op can take it; otherwise write one scale and shift, in no more nodes than before.
     """
-    made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
-    if isinstance(made, batch_norm.AffineFold):
+    scale_fold = _fold_scale_alone(graph, chain)
+    if scale_fold is not None:
         if target.wanted.partial:
-            return _fold_proposal(graph, chain, made, why, target)
+            return _fold_proposal(graph, chain, scale_fold, why, target)
         why += "; folding only its scale would quantize x + shift/scale, which has a wider range"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
     # torch exports a cat of one tensor as an Identity.

@@ -34,6 +34,7 @@ from ..graphs.type_opsets import oldest_opset_for_types
 from ..option_values import FUSES, RUNTIMES, TENSORRT
 from ..recognition.closed_functions import find_closed_norms
 from ..recognition.constant_subgraphs import find_repeated_constants
+from ..recognition.other_norms import list_other_norms
 from ..storage.node_order import with_sorted_nodes
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.onnx_files import fill_shared_weights
@@ -326,6 +327,5 @@ def _apply_transforms(
     rewriter.apply_verdicts(decides=wanted.runtime not in TENSORRT)
     rewriter.seconds["passes"] = time.perf_counter() - start
     ledger = rewriter.ledger
-    return graph, RewriteOutcome(
-        ledger.findings, ledger.steps_taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds
-    )
+    findings = [*ledger.findings, *list_other_norms(graph, ledger.findings)]
+    return graph, RewriteOutcome(findings, ledger.steps_taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds)
