@@ -1,7 +1,8 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
 The verbs of the command line are functions here (``__all__``). Importing this package loads no heavy library; the first
-use of a verb does. The import also turns off the telemetry of an onnxruntime imported later (docs/privacy.md).
+use of a verb does. The import also turns off the telemetry of an onnxruntime imported later
+(docs/reference/privacy.md).
 """
 
 from __future__ import annotations

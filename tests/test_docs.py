@@ -29,6 +29,8 @@ RUN = ("python", "console")
 SLOW = ("bench", "bisect", "fleet", "parity-tests-in-pytest", "unet-block", "verify")
 """Pages whose blocks take more than ten seconds."""
 HOW_TO = ROOT / "docs" / "how-to"
+KINDS = ("tutorials", "reference", "explanation")
+"""Folders of the pages that docs/README.md lists."""
 
 
 def pages(*names: str) -> list[Any]:
@@ -215,16 +217,20 @@ def test_reference_is_current() -> None:
     assert PAGE.read_text() == page(), "the command line or a docstring has changed: run python -m docs.reference"
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    for path in (ROOT / "docs").glob("*.md"):
-        assert path.name == "README.md" or f"]({path.name})" in index, f"docs/README.md does not list {path.name}"
-    assert "](how-to/README.md)" in index
-    index = (HOW_TO / "README.md").read_text()
-    for path in HOW_TO.glob("*.md"):
-        assert path.name == "README.md" or f"]({path.name})" in index, (
-            f"{HOW_TO.name}/README.md does not list {path.name}"
-        )
+def test_index_lists_every_page_once() -> None:
+    """The tables of the how-to pages are in their folder's index."""
+    docs = ROOT / "docs"
+    indexes = {
+        docs / "README.md": [path for kind in KINDS for path in (docs / kind).glob("*.md")],
+        HOW_TO / "README.md": [path for path in HOW_TO.glob("*.md") if path.name != "README.md"],
+    }
+    for index, pages_of_index in indexes.items():
+        rows = re.findall(r"^\|.*?\[[^\]]+\]\(([^)\s]+)\)", index.read_text(), re.MULTILINE)
+        listed = Counter(rows)
+        names = [path.relative_to(index.parent).as_posix() for path in pages_of_index]
+        wrong = {name: listed[name] for name in names if listed[name] != 1}
+        assert not wrong, f"{index.relative_to(ROOT)} does not list these pages once: {wrong}"
+    assert "](how-to/README.md)" in (docs / "README.md").read_text()
 
 
 def test_index_lists_every_verb() -> None:

@@ -27,7 +27,7 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 @dataclass(frozen=True, repr=False)
 class Certificate(ShortRepr):
-    """Evidence for one rewrite (docs/certificates.md).
+    """Evidence for one rewrite (docs/explanation/certificates.md).
 
     ``identity`` decides. Method "exact": the subgraph before and the nodes after compute the same function for every
     input and size. This is shown at ``cases`` points of a finite field, and is wrong with a probability of at most

@@ -23,7 +23,7 @@ from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 
-# Folders that differ from copy to copy (docs/teams.md).
+# Folders that differ from copy to copy (docs/reference/teams.md).
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})
 # Nanoseconds since its last change below which a file's hash is not remembered.
 _YOUNG = 2_000_000_000

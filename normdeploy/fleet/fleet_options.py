@@ -71,7 +71,7 @@ class SigningOptions:
 
     Args:
         sign: PEM file of a private key that signs records and bundles. Then a record is trusted only if this key or one
-            of ``trust`` has signed it (docs/evidence.md).
+            of ``trust`` has signed it (docs/reference/evidence.md).
         trust: PEM files of public keys.
     """
 

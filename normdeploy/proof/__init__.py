@@ -1,2 +1,2 @@
 """Prove exactly that two regions of a graph compute the same function, at every input and size
-(docs/certificates.md)."""
+(docs/explanation/certificates.md)."""

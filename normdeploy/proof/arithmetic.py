@@ -1,4 +1,4 @@
-"""Compute with `Value`s and sum them over axes; each division checks its premise (docs/certificates.md)."""
+"""Compute with `Value`s and sum them over axes; each division checks its premise (docs/explanation/certificates.md)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A region of uniform ops treats all places of an axis alike and sums over whole axes. If k of n places hold values of
 their own and the others share one value, a sum over the axis is a weighted sum over k + 1 points. Suppose an identity
 of degree d in the elements of an axis holds for d + 2 points with any weights. Then it holds for every length of that
-axis (docs/certificates.md has the proof).
+axis (docs/explanation/certificates.md has the proof).
 """
 
 from __future__ import annotations

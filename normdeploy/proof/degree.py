@@ -1,6 +1,6 @@
 """Count how many places of an atom a monomial names at most, which gives the number of points for a proof.
 
-docs/certificates.md has the lemma (few points). Two counts bound the number of places:
+docs/explanation/certificates.md has the lemma (few points). Two counts bound the number of places:
 
 - Factors: each factor names the places of its element, including those of the result.
 - Sums: each sum names one place. A factor outside all sums names only the result's own places, which are parameters.

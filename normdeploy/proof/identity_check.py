@@ -79,7 +79,7 @@ class Identity:
 
         The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters.
         The factor 2^16 in `lost_bits` covers its excess over the counted degree, and the error probability that the
-        random choice of p adds (docs/certificates.md).
+        random choice of p adds (docs/explanation/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
 

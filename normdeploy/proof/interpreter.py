@@ -1,7 +1,7 @@
 """Evaluate a region once in the field and, in parallel, in floats.
 
 `normdeploy.proof.op_definitions` defines the ops. They consist of arithmetic, sums (`normdeploy.proof.arithmetic`) and
-the roots in this module. Each step checks its premise of the theorem (docs/certificates.md).
+the roots in this module. Each step checks its premise of the theorem (docs/explanation/certificates.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Prove that two functions of the same leaves are equal, at every real input and every size.
 
-docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field. Then they run
-in floats on inputs with NaN, Inf and constant rows, to check that neither side hides a value that the other shows.
+docs/explanation/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field.
+Then they run in floats on inputs with NaN, Inf and constant rows, to check that neither side hides a value that the
+other shows.
 Finally, the constants that the identity requires are compared with the constants that the rewrite stored.
 """
 

@@ -2,7 +2,7 @@
 
 A root is the one that is a square itself. Suppose a product of radicands is the square of some s at every input. Then
 the product of their roots is s or −s, depending on the character of s, and not |s|. Without such a product the roots
-are independent of each other (docs/certificates.md).
+are independent of each other (docs/explanation/certificates.md).
 
 A product over a set of elements is always a square only if the number of nonsquares in the set is always even. No
 nonempty set has this property if the observed sets of nonsquares span all sets under addition modulo 2, however they

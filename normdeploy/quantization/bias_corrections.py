@@ -3,7 +3,7 @@
 A layer that reads x − c has the bias b + W·c. With rounded weights Ŵ that leaves the error (Ŵ − W)·(x − c), and c is
 many times as large as most x. The bias b + Ŵ·c is an exact identity too, and leaves (Ŵ − W)·x:
 
-    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
+    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/explanation/identities.md, "A shift and rounded weights")
 
 So a shift adds no error in the weights. For a channel nearer to its c than to 0, above all a constant one, (Ŵ − W)·x is
 the larger error. There the bias takes back its share of c by W. Samples decide which channels these are.

@@ -1,6 +1,6 @@
 """Write a map of the last axis into all writers of a closed stream, and its inverse into all readers.
 
-Each edit is proved by itself (docs/identities.md, "A map of a whole stream").
+Each edit is proved by itself (docs/explanation/identities.md, "A map of a whole stream").
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A layer norm equals an RMS norm if its input has zero mean. So the mean is first
 (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated head by head, by the
 layer that computes them, and back by the layer behind.
 
-docs/identities.md, "A map of a whole stream", explains why local proofs suffice; `residual_streams` checks its
-premises.
+docs/explanation/identities.md, "A map of a whole stream", explains why local proofs suffice; `residual_streams`
+checks its premises.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ An identity that holds for all such matrices holds for these. Each tap has its o
 smaller kernel.
 
 **The unit matrix.** Of an axis of n places, k hold values of their own, and the others share one value
-(docs/certificates.md); the point of the others has weight n − k. The unit matrix maps such tensors to such tensors, and
-the common value to itself. As a weight that is summed over with the points' weights w it is therefore δ/w: Σⱼ
-wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so the argument of degrees holds. ∎
+(docs/explanation/certificates.md); the point of the others has weight n − k. The unit matrix maps such tensors to
+such tensors, and the common value to itself. As a weight that is summed over with the points' weights w it is therefore
+δ/w: Σⱼ wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. It is equal for any order of the places and of degree 0, so the argument of degrees
+holds. ∎
 
 It is used only as a part of a weight that is summed over.
 """

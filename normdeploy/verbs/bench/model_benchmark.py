@@ -2,8 +2,8 @@
 
 Everything runs in one process, in turns (`normdeploy.verbs.bench.timing`). Threads that spin while they wait for work
 would take cores from the other contestants. onnxruntime's threads are set to stop between runs; torch's libgomp threads
-stop by themselves within a few milliseconds (docs/bench.md has the figures). Only the run is timed: inputs are checked
-and bound once, and lie on the device that computes.
+stop by themselves within a few milliseconds (docs/reference/bench.md has the figures). Only the run is timed: inputs
+are checked and bound once, and lie on the device that computes.
 
 The reference is the model in float64, or without a model the first file that runs. A contestant is not timed if its
 outputs differ from the reference by more than the square root of the unit roundoff (half the digits of the type),

@@ -125,7 +125,7 @@ def package(call: PackageCall) -> Package:
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
         replace: an older bundle at ``output`` may be replaced.
         sign: a private key's PEM file: adds a bill of materials and a signed statement of the bundle's sources
-            (docs/evidence.md).
+            (docs/reference/evidence.md).
         progress: called with (stage, done, total).
         model, model_args, key, trust, ...: how to load ``source``, as for ``export``; missing ones come from the file's
             record, as for ``verify``.
