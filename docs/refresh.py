@@ -1,6 +1,6 @@
 """Run the code and the commands of a page in an empty folder, and write the commands' output into the page.
 
-    python -m docs.refresh docs/custom-norm.md docs/unet-block.md ...
+    python -m docs.refresh docs/tutorials/custom-norm.md docs/tutorials/unet-block.md ...
 
 All ```python blocks of a page run in one namespace. A block whose first line is a comment with a file name (``#
 net.py``) is saved under that name instead. In a ```console block each line that begins with ``$`` is run by bash, and

@@ -2,7 +2,7 @@
 
 Each verb of the command line is a function of this package (``__all__``). Importing the package loads no heavy library;
 the first use of a verb does. The import also turns off the telemetry of an onnxruntime imported later
-(docs/privacy.md).
+(docs/reference/privacy.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw ``flow.svg``: the path of a model through the folders of ``normdeploy/`` (docs/architecture.md).
+"""Draw ``flow.svg``: the path of a model through the folders of ``normdeploy/`` (docs/explanation/architecture.md).
 
     PYTHONPATH=. python docs/images/flow.py
 

@@ -34,7 +34,7 @@ def bench(
     Exit code 1: an output is wrong. Exit code 3: no output is wrong, but a file was not run.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
-    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
+    Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))

@@ -40,7 +40,7 @@ def verify(
     Your tolerances and metrics replace the default rule; the verdict by the default rule is still shown.
 
     An ONNX file that export wrote records the options given to export, so you need not repeat them.
-    Recorded options that run code are used only if you or your team signed them (docs/teams.md).
+    Recorded options that run code are used only if you or your team signed them (docs/reference/teams.md).
     """
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)

@@ -27,7 +27,7 @@ Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
 
 @dataclass(frozen=True, repr=False)
 class Certificate(ShortRepr):
-    """Evidence for one rewrite (docs/certificates.md).
+    """Evidence for one rewrite (docs/explanation/certificates.md).
 
     ``identity`` decides whether the rewrite is made: True if the nodes before and after it compute the same function.
     Method "exact" shows this for every input and size, at ``cases`` points of a finite field. The probability that it

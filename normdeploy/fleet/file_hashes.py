@@ -23,7 +23,7 @@ from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 
-# Folders that are not hashed, because they differ between copies of the same model (docs/teams.md).
+# Folders that are not hashed, because they differ between copies of the same model (docs/reference/teams.md).
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})
 # Minimum time in nanoseconds since a file's last change for its hash to be remembered.
 _YOUNG = 2_000_000_000

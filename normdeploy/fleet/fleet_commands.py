@@ -49,7 +49,7 @@ def run_fleet(call: FleetRunCall) -> FleetRun:
     """Run the steps of a fleet that are not in the store, and record the run there.
 
     Args:
-        file: fleet.toml (docs/fleet.md).
+        file: fleet.toml (docs/reference/fleet.md).
         store, on, jobs, only, wait, sign, trust: see `normdeploy.fleet.fleet_options`.
         progress: called with (step, done, total).
 

@@ -73,7 +73,7 @@ class SigningOptions:
 
     Args:
         sign: PEM file of a private key that signs records and bundles. With such a key, a record is trusted only if
-            this key or a key in ``trust`` has signed it (docs/evidence.md).
+            this key or a key in ``trust`` has signed it (docs/reference/evidence.md).
         trust: PEM files of public keys.
     """
 

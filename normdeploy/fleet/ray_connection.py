@@ -31,7 +31,7 @@ def connect_ray(address: str) -> Any:
     require_reachable(address)
     # Without this variable, Ray warns of a future change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # This turns off Ray's usage statistics (docs/privacy.md).
+    # This turns off Ray's usage statistics (docs/reference/privacy.md).
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

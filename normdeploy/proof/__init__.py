@@ -1,6 +1,6 @@
 """Prove exactly that two regions of a graph compute the same function, at every input and size.
 
-docs/certificates.md has the theorem. The modules of this package use these terms:
+docs/explanation/certificates.md has the theorem. The modules of this package use these terms:
 
 - sides: the functions before and after a rewrite. A proof compares their results.
 - leaf: a tensor that both sides read as data.

@@ -6,7 +6,7 @@ points represent the n places of an atom.
 The ops of a proof treat all places of an axis alike and sum over whole axes. Suppose k of n places hold different
 values and the remaining n − k places share one value. Then a sum over the axis is a weighted sum over k + 1 points.
 Next, suppose an identity of degree d in the elements of an axis holds for d + 2 points with any weights. Then it holds
-for every length of that axis (docs/certificates.md has the proof).
+for every length of that axis (docs/explanation/certificates.md has the proof).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bound how many places of an atom one monomial can name; the bound gives the number of points that a proof needs.
 
-docs/certificates.md has the lemma ("few points"), and `normdeploy.proof` defines the terms. Two counts bound the number
+docs/explanation/certificates.md has the lemma ("few points"), and `normdeploy.proof` defines the terms. Two counts bound the number
 of places:
 
 - Factors: each factor names the places of its element, including those of the result.

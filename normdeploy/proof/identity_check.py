@@ -79,7 +79,7 @@ class Identity:
 
         The probability is at most 4^roots · (total degree)/p. The total degree includes weights, sizes and parameters.
         `lost_bits` contains a factor of 2^16. It covers the parts of the total degree that ``degree`` does not count,
-        and the error probability of the random choice of p (docs/certificates.md).
+        and the error probability of the random choice of p (docs/explanation/certificates.md).
         """
         return max(self.length - self.lost_bits, 0)
 

@@ -3,7 +3,7 @@
 Of the two roots of an element, the field uses the root that is a square itself. Suppose a product of radicands is the
 square s² of some s at every input. In the reals, the product of their roots is |s|. In the field it is s or −s,
 depending on whether s is a square, so an identity might be misjudged. If no such product exists, the roots are
-independent of each other (docs/certificates.md).
+independent of each other (docs/explanation/certificates.md).
 
 The product of a set of elements is always a square only if the number of nonsquares in the set is always even. Each
 evaluation gives one set of nonsquares. If these sets span all sets under addition modulo 2, no nonempty set has this

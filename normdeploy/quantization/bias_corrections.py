@@ -3,7 +3,7 @@
 A layer that reads x − c has the bias b + W·c. With rounded weights Ŵ, its result has the error (Ŵ − W)·(x − c), and c
 is many times as large as most x. With the bias b + Ŵ·c, the error is (Ŵ − W)·x:
 
-    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
+    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/explanation/identities.md, "A shift and rounded weights")
 
 So with this bias, a shift adds no error of the weights. But if the values of a channel are nearer to c than to 0, above
 all if the channel is constant, (Ŵ − W)·x is the larger error. For such channels, the bias is corrected with W. Samples

@@ -1,6 +1,6 @@
 """Write a map of rows into all writers of a closed stream, and its inverse into all readers.
 
-Each edit is proved separately. docs/identities.md, "A map of a whole stream", explains why this suffices.
+Each edit is proved separately. docs/explanation/identities.md, "A map of a whole stream", explains why this suffices.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A layer norm equals an RMS norm if its input has zero mean. So the mean is first
 (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated per head: the layer
 that computes them rotates them, and the layer after the attention rotates the result back.
 
-docs/identities.md, "A map of a whole stream", explains why it suffices to prove each edit separately.
+docs/explanation/identities.md, "A map of a whole stream", explains why it suffices to prove each edit separately.
 `residual_streams` checks the premises.
 """
 

@@ -1,4 +1,4 @@
-"""Certify each rewrite by a proof (`normdeploy.proof`, docs/certificates.md).
+"""Certify each rewrite by a proof (`normdeploy.proof`, docs/explanation/certificates.md).
 
 The reference is the subgraph before the rewrite, never the recognized norm, because a misread norm would certify
 itself. Norms that differ only in the elements of gamma and beta share one proof. The values that each norm stores are

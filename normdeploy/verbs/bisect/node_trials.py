@@ -249,7 +249,9 @@ def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
 
 
 def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
-    """Set the rows of an attention that the mask hides completely to 0, as torch does (docs/huggingface.md, Masks).
+    """Set the rows of an attention that the mask hides completely to 0, as torch does.
+
+    docs/reference/huggingface.md, Masks, describes these rows.
 
     Yields:
         One trial, with the softmax 0 in these rows for all readers.
@@ -274,7 +276,7 @@ def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
         what = "the mean of all values"
     text = (
         f"{at}: the mask hides {int(hidden.sum())} of {hidden.size} rows completely; there the model gives 0"
-        f" and the file {what}, because its export guards such rows incorrectly (docs/huggingface.md, Masks):"
+        f" and the file {what}, because its export guards such rows incorrectly (docs/reference/huggingface.md, Masks):"
         " export the model with normdeploy, or keep at least one 1 in each row"
     )
     change = NodeChange(inputs=dict.fromkeys(readers, lambda value: np.where(hidden, 0.0, value)))

@@ -208,7 +208,7 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
     ops = [word for word in f.spelling.split() if not word.startswith("(")]
     if deployed and f.status == "fused" and _between_casts(ops, f.became):
-        # A half-precision file keeps a norm in float32 by a Cast before and after it (docs/precision.md).
+        # A half-precision file keeps a norm in float32 by a Cast before and after it (docs/reference/precision.md).
         pass
     elif deployed and f.status == "fused" and len(ops) > 1:
         yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")

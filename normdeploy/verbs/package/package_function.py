@@ -128,7 +128,7 @@ def package(call: PackageCall) -> Package:
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
         replace: an older bundle at ``output`` may be replaced.
         sign: PEM file of a private key. The bundle then also gets a bill of materials and a signed statement of its
-            sources (docs/evidence.md).
+            sources (docs/reference/evidence.md).
         progress: called with (stage, done, total).
         model, model_args, key, trust, ...: loading options for ``source``, as for ``export``. Options that are not
             given come from the export record of the ONNX file, as for ``verify``.

@@ -26,7 +26,7 @@ def verify(call: VerifyCall) -> Comparison:
 
     ``normdeploy.verbs.verify.file_comparison`` documents the rule. Loading options that ``export`` recorded need not be
     given again. Recorded options that may run code are followed only if this user or a team signed them for exactly
-    this model file (docs/teams.md).
+    this model file (docs/reference/teams.md).
 
     Args:
         source: the model file or folder, a live module, or an exported program. For a result of ``export``, the file of
