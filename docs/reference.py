@@ -1,5 +1,5 @@
-"""Write ``docs/reference/commands.md``. It lists every verb and option with the command line's help, and every function with its
-signature and docstring.
+"""Write ``docs/reference/commands.md``. It lists every verb and option with the command line's help, and every function
+with its signature and docstring.
 
     python -m docs.reference
 

@@ -1,6 +1,7 @@
 """Compute with `Value`s and sum them over axes; each division checks that its divisor cannot be zero.
 
-The package `normdeploy.proof` defines the terms (atom, draw, field, radicand). docs/explanation/certificates.md has the rules.
+The package `normdeploy.proof` defines the terms (atom, draw, field, radicand). docs/explanation/certificates.md has the
+rules.
 """
 
 from __future__ import annotations

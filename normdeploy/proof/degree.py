@@ -1,7 +1,7 @@
 """Bound how many places of an atom one monomial can name; the bound gives the number of points that a proof needs.
 
-docs/explanation/certificates.md has the lemma ("few points"), and `normdeploy.proof` defines the terms. Two counts bound the number
-of places:
+docs/explanation/certificates.md has the lemma ("few points"), and `normdeploy.proof` defines the terms. Two counts
+bound the number of places:
 
 - Factors: each factor names the places of its element, including those of the result.
 - Sums: each sum names one place. A factor outside all sums names only the result's own places, which are parameters.

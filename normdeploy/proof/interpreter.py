@@ -1,8 +1,8 @@
 """Evaluate a region once in the field and, in parallel, in floats; compute the roots.
 
 `normdeploy.proof.op_definitions` defines the ops as combinations of three kinds of steps: arithmetic and sums
-(`normdeploy.proof.arithmetic`), and the roots in this module. The theorem in docs/explanation/certificates.md has a premise for
-each kind of step, and each step checks it.
+(`normdeploy.proof.arithmetic`), and the roots in this module. The theorem in docs/explanation/certificates.md has a
+premise for each kind of step, and each step checks it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Prove that two functions of the same leaves are equal, at every real input and every size.
 
-docs/explanation/certificates.md has the theorem. A proof has three steps. First, both sides are evaluated at random points of a
-random prime field. Second, they run in floats on inputs with NaN, Inf and constant rows. If the original result is NaN
-or Inf, the rewrite must not hide it. Third, the constants that the identity requires are compared with the constants
-that the rewrite stored.
+docs/explanation/certificates.md has the theorem. A proof has three steps. First, both sides are evaluated at random
+points of a random prime field. Second, they run in floats on inputs with NaN, Inf and constant rows. If the original
+result is NaN or Inf, the rewrite must not hide it. Third, the constants that the identity requires are compared with
+the constants that the rewrite stored.
 """
 
 from __future__ import annotations

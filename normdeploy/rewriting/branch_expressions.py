@@ -13,9 +13,10 @@ as above. An equation that holds for all matrices holds for the matrices of the 
 and each zero around a smaller kernel has its own point too.
 
 **The unit matrix.** Of an axis of n places, k places hold separate values, and all other places share one value
-(docs/explanation/certificates.md). The point of the shared value has weight n − k. The unit matrix maps a tensor of this form to
-itself. The prover sums over points with their weights w, so it writes the unit matrix as δ/w: Σⱼ wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ.
-δ/w does not depend on the order of the places and has degree 0, so the proof's bound on degrees still holds. ∎
+(docs/explanation/certificates.md). The point of the shared value has weight n − k. The unit matrix maps a tensor of
+this form to itself. The prover sums over points with their weights w, so it writes the unit matrix as δ/w: Σⱼ
+wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. δ/w does not depend on the order of the places and has degree 0, so the proof's bound on degrees
+still holds. ∎
 
 The unit matrix is used only as part of a weight over which a product sums.
 """

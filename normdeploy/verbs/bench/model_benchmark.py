@@ -3,8 +3,8 @@
 Each runtime with one model or file is a contestant. All contestants run in one process, in turns
 (`normdeploy.verbs.bench.timing`). Threads that spin while they wait for work would take cores from the other
 contestants. Therefore onnxruntime's threads are set to stop between runs. torch's libgomp threads stop by themselves
-within a few milliseconds (docs/reference/bench.md has the figures). Only the run is timed: the inputs are checked, copied to the
-device and bound before it.
+within a few milliseconds (docs/reference/bench.md has the figures). Only the run is timed: the inputs are checked,
+copied to the device and bound before it.
 
 The reference is the model in float64. Without a model, the reference is the first file that runs and is not quantized,
 or the first file if all files are quantized.
