@@ -261,8 +261,8 @@ def _drop_foreign_options(
             kind = detect_kind(source)
     of_folder = kind is FileKind.HUGGINGFACE
     of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
-    # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle contains it
-    # too.
+    # Files of these kinds contain the model's code, so the option "model" is not needed. A trusted pickle also contains
+    # the code.
     is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
         of_pickle and bool(given.get("trust"))
     )

@@ -286,8 +286,8 @@ def _open_contestants(
         try:
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
-            # CUDA is added for every ONNX file, although the user did not ask for it. If CUDA is missing, the file
-            # itself is therefore not reported as missing.
+            # Every ONNX file is also run on CUDA, although the user did not ask for CUDA. So a missing CUDA does not
+            # count as a file that could not run.
             named = "" if options.get("provider") == "cuda" else name
             not_run.append(NotRun(f"{runtime} ({name})", str(error), named))
         except GraphError as error:

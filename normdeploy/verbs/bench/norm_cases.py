@@ -4,11 +4,12 @@
     decomposed  the nodes that exporters write: mean, difference, square, mean, root, quotient, scale, shift
     instance    GroupNorm: Reshape to (N, groups, rest), InstanceNormalization with scale 1 and shift 0, Reshape back,
                 and scale and shift as one BatchNormalization of mean 0 and variance 1
-                LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, and so on
-    layer       GroupNorm and InstanceNorm: the same with LayerNormalization over the last axis, its scale a single 1
+                LayerNorm: Reshape to (N, rows, rest), InstanceNormalization, Reshape back, scale and shift
+    layer       GroupNorm and InstanceNorm: Reshape to (N, groups, rest), LayerNormalization over the last axis with a
+                scale that is a single 1, Reshape back, scale and shift
     narrow      LayerNorm and RMSNorm: the op with a scale that is a single 1, then Mul and Add
-    sum         ResidualLayerNorm, LayerNorm of x + r: the sum written as Sum instead of Add; onnxruntime fuses Add with
-                the norm
+    sum         ResidualLayerNorm (LayerNorm of x + r): the sum is written as Sum, because onnxruntime would fuse an Add
+                with the norm
 
 Sources: GroupNorm is Wu and He, arXiv 1803.08494. InstanceNorm is Ulyanov et al., arXiv 1607.08022. GroupNorm and
 InstanceNorm are layer norms (Ba et al., arXiv 1607.06450) of the reshaped tensor. RMSNorm is Zhang and Sennrich, arXiv

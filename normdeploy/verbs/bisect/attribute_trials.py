@@ -214,7 +214,7 @@ def _iter_resize_modes() -> Iterator[dict[str, object]]:
 def _iter_windows(at: TrialNode) -> Iterator[dict[str, object]]:
     """Yield other pads, strides and dilations, which are equal along all axes.
 
-    The first ones keep the total padding and distribute it differently between the two sides.
+    The first windows keep the total padding of each axis, and distribute it differently between the two sides.
     """
     kernel = at.attributes.get("kernel_shape")
     if kernel is None and at.name_of_input(1) in at.exact.weights:

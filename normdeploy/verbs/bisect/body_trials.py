@@ -17,8 +17,7 @@ def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
     """Change one node of a body.
 
     Yields:
-
-    Trials that replace a node by the reference's node, or remove a node that the reference does not have.
+        Trials that replace a node by the reference's node, or remove a node that the reference does not have.
     """
     own = _inner_nodes(at.node)
     if not own:

@@ -26,11 +26,11 @@ from .reference_program import ReferenceProgram
 from .trial_changes import Cause, TrialSpot
 from .weight_trials import try_parameters
 
-# Kinds of causes that explain nearly every error, so other kinds are preferred. For example, a gamma that is off by the
-# root of n / (n - 1) is explained by "ddof", but also by "weights".
+# Kinds of causes that explain nearly every error. A cause of another kind is preferred to them. For example, a gamma
+# that is off by the root of n / (n - 1) is explained by "ddof", but also by "weights".
 _LAST = ("weights", "added", "input")
-# Kinds that explain even more errors. For example, a sum may give the same result as a product if a softmax or a norm
-# follows.
+# Kinds of causes that explain even more errors. They are the last choice. For example, a sum may give the same result
+# as a product if a softmax or a norm follows.
 _LAST_OF_ALL = ("operator",)
 # Constant part of a node's cost, in elements: the call of a node takes as long as this many elements.
 _NODE = 10_000
@@ -97,7 +97,7 @@ def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> 
 
 
 def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Cause | None:
-    """Find a weight that explains the error outside the rows of an attention that a mask hides completely."""
+    """Find a weight that explains the error, without the error in attention rows that a mask hides completely."""
     for at in around.nodes:
         for hidden in try_hidden_rows(at):
             for reader in around.nodes:
@@ -110,8 +110,8 @@ def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Ca
 
 
 def _find_omitted_inside(around: TrialSpot, reference: Arrays, afresh: SpotRecomputer) -> Cause | None:
-    """Find an operator that the file leaves out inside the spot: a node reads a right tensor, but should read its
-    result.
+    """Find an operator that the file leaves out inside the spot: a node reads another right tensor in place of the
+    operator's result.
     """
     spot = around.spot
     program = around.program

@@ -32,7 +32,8 @@ _NEAR = 60
 _OPERATORS = 10
 # Maximum number of trials, each with one operator's value in one tensor.
 _TRIALS = 60
-# Share of the next nodes that have a counterpart if a trial gives the right value. Even fused forms reach this share.
+# If at least this share of the next tensors has counterparts in a trial, the value in the trial is right. Even fused
+# forms reach this share.
 _PLENTY = 1 / 3
 
 
@@ -204,8 +205,8 @@ class CounterpartSearch:
         return self.exact.nodes_between([self.end], stops)
 
     def omission_spot(self) -> FaultSpot:
-        """Build the spot of a fault where the file leaves operators out, so that ``end`` is an earlier tensor of the
-        model.
+        """Build the spot of a fault where the file leaves operators out, so that ``end`` has the value of an earlier
+        tensor of the model.
 
         Returns:
             The spot at the node that computes ``end``, with ``left_out`` set.
@@ -220,7 +221,7 @@ class CounterpartSearch:
         )
 
     def _unmatched_operators(self) -> list[str]:
-        """Return the operators on paths to the end on which no operator has a counterpart."""
+        """Return the operators from which a path without counterparts leads to the end."""
         operators = self.program.operators_between(self.target, self.matched_operators - {self.target})
         return [n for n in operators if n in self.reference]
 
@@ -230,7 +231,9 @@ class CounterpartSearch:
         return [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
 
     def _candidate_pairs(self, suspects: Sequence[int]) -> list[tuple[str, str]]:
-        """Pair tensors of the file with unmatched operators whose result they may be, the nearest tensors first."""
+        """Pair each tensor of the file with the unmatched operators that may have computed it. The nearest tensors come
+        first.
+        """
         if not suspects:
             return []
         near = [self.exact.nodes[place] for place in suspects[:_NEAR]]
@@ -265,8 +268,8 @@ class CounterpartSearch:
         return next((c for c, gain in zip(candidates, gains, strict=True) if gain and gain >= most / 2), None)
 
     def _counterpart_gain(self, suspects: Sequence[int], name: str, node: str) -> float:
-        """Return the share of the next tensors that have a counterpart after ``node`` if ``name`` gets the value of
-        ``node``.
+        """Set tensor ``name`` to the value of operator ``node``, and return the share of the next tensors that then
+        have a counterpart after ``node``.
 
         Copies of the value do not count as counterparts.
         """

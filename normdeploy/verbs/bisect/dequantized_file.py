@@ -81,7 +81,7 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
 
 
 def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Make node names unique. All nodes that replace one op with inner quantization have its name."""
+    """Make node names unique. Nodes that replace an op with inner quantization all have the name of that op."""
     every = [*nodes, *(inner for node in nodes for body in iter_subgraphs(node) for inner in body.node)]
     names = Counter(node.name for node in every)
     used = Counter[str]()

@@ -14,9 +14,9 @@ from .trial_changes import Cause, TrialSpot
 
 # Maximum number of axes of a tensor for which all orders of axes are tried.
 _MOST_AXES = 4
-# Maximum number of positions that are tried as the rolled position of the first element.
+# Maximum number of positions that are tried for the first element of a rolled tensor.
 _MOST_PLACES = 16
-# Maximum number of elements when every slice is compared with every other slice.
+# Maximum number of comparisons of elements when each slice is compared with every slice.
 _MOST_COMPARED = 10_000_000
 
 

@@ -1,4 +1,4 @@
-"""Find the nodes that can't be computed on the model's inputs, and settings of the model with which they can."""
+"""Find the nodes that can't be computed on the model's inputs, and the model's settings that would mend these nodes."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def _find_mending_change(
 
 
 def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[Trial]:
-    """Yield settings of the reference's node with the same result, then shapes in which one dim is taken from the
-    input.
+    """Yield settings of the reference's nodes, then other shapes for a node that reads a shape. Nodes of the reference
+    whose result has the same name come first. In each shape, one dim is taken from the input.
     """
     same = [name for name in exact.nodes[place].output if name in program.order]
     # The spot has a dummy end and expected value, because the trials here need neither.

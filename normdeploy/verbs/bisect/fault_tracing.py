@@ -67,7 +67,7 @@ class Fault(ShortRepr):
             file on the input ``case``.
         mended_error: error of the output if ``tensor`` is set to its right value. If the type of ``tensor`` can't
             represent this value, the float32 region of ``widened`` is used instead. Null if neither can be run.
-        mended: True if the output is then within its allowed error.
+        mended: True if ``mended_error`` is within the allowed error of the output.
     """
 
     runtime: str
@@ -244,8 +244,8 @@ class FaultTracer:
     def _mends_output(self, tensor: str, search: CounterpartSearch) -> bool:
         """Check that the error of the output vanishes or halves if ``tensor`` gets the value of its pair in the model.
 
-        This detects an operator that the file leaves out: its input is used in place of its result, and matches another
-        tensor of the model.
+        This detects an operator that the file leaves out. The file then uses the operator's input in place of its
+        result, so the tensor equals another tensor of the model than its pair.
         """
         before = self.at_output
         self._bench.held[tensor] = self._units.round_to_file_type(tensor, search.wanted)
@@ -315,7 +315,8 @@ class FaultTracer:
             module = ""
         elif [*places] == [self._exact.makers[spot.end]]:
             theirs = spot.last
-        # The cause sets tensors with possibly many readers to their right values, so no single operator is at fault.
+        # If the cause has ``held``, it sets tensors to their right values. Many nodes may read these tensors, so no
+        # single operator is at fault.
         if theirs and not cause.held:
             operator = program.operator_kind(theirs)
         else:

@@ -3,9 +3,9 @@
 ``verify`` finds the wrong outputs of each runtime, and an input on which they are wrong. A tensor is wrong if its error
 exceeds the allowed error. Each wrong output is then searched (``fault_search``):
 
-1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in the runtime. Of the wrong
-   tensors that a path of wrong tensors connects to the output, the search takes the first in the file's order. The
-   compared tensors before it are right.
+1. The tensors at the boundaries of modules (``verbs.verify.tensor_drift``) are compared in the runtime. The search
+   takes the first tensor, in the file's order, from which a path of wrong tensors leads to the output. The compared
+   tensors before this tensor are right.
 2. The nodes between these right tensors and the wrong tensor are evaluated in float64, by ONNX's definition of their
    ops, from the right values. If the result differs from the model, the file is wrong. ``counterpart_search`` then
    finds the nodes, and ``cause_search`` finds the kind of mistake.

@@ -13,8 +13,8 @@ from ..verify.reference_models import Original
 
 # Allowed error of a fold in float32, relative to the largest element: a few roundings of 2^-24.
 _NEAR = 2.0**-20
-# Allowed relative error of a variance plus epsilon that is computed from folded elements. Squaring doubles their
-# relative error, and elements down to an eighth of the largest element are used.
+# Allowed relative error of the sum variance + epsilon, if it is computed from folded elements. Squaring an element
+# doubles its relative error, and elements down to an eighth of the largest element are used.
 _SAME = 2.0**-14
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 

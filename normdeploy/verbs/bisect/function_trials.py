@@ -1,7 +1,7 @@
 """Identify elementwise functions of one tensor, for example GELU, from their values.
 
 The nodes of a spot (the group of nodes at a fault) may compute another function than the model. Both functions are
-identified, however many nodes they consist of.
+identified, even if they consist of several nodes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def find_other_function(around: TrialSpot) -> Cause | None:
             place = spot.places[0]
         else:
             place = None
-        # The function of the file is not a known one. A change of a wider spot may explain more.
+        # The file's function is not a known function. The kind stays "unknown", so that a spot with more nodes is tried
+        # too.
         if own is None:
             text = f"the model computes {right} of {operand!r} here, the file another function"
             return Cause("unknown", text, place)
@@ -101,8 +102,8 @@ def find_other_function(around: TrialSpot) -> Cause | None:
 
 
 def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors that the spot reads but does not compute, if they have the size of its end, in the end's
-    shape.
+    """Yield each tensor that the spot reads but does not compute, in the shape of the spot's end. Tensors with another
+    number of elements are skipped.
     """
     exact = around.exact
     expected = around.spot.expected
@@ -137,8 +138,8 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
 
 
 def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
-    """Identify a clip by the smallest and the largest element of the result, if at least one of them clips an
-    element.
+    """Identify a clip. Its bounds are the smallest and the largest element of the result, and at least one bound must
+    clip an element.
     """
     low = float(y.min())
     high = float(y.max())

@@ -95,7 +95,7 @@ class InterventionRunner(TensorComparison):
 
 
 def _values_once(known: RunResult, nodes: Iterable[str], run: Callable[[list[str]], RunResult]) -> RunResult:
-    """Return values of nodes, which are equal in each run. ``known`` caches as many values as `_KEPT` allows."""
+    """Return the values of nodes. The values are equal in every run, so ``known`` caches them, up to `_KEPT` bytes."""
     wanted = list(nodes)
     values = {name: known[name] for name in wanted if name in known}
     if missing := [name for name in wanted if name not in known]:
@@ -249,7 +249,8 @@ def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
     Returns:
         Pairs in the file's order.
     """
-    # ends[k] is for the best chain of k + 1 pairs: the position of its last pair in the PyTorch graph, and this pair.
+    # ends[k] describes the best chain of k + 1 pairs: position of the chain's last pair in the PyTorch graph, and index
+    # of this pair.
     ends: list[tuple[int, int]] = []
     before: dict[int, int] = {}
     for i, pair in enumerate(pairs):

@@ -171,7 +171,7 @@ def _try_ddof(at: TrialNode) -> Iterator[Trial]:
 
 
 def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
-    """Try initial states of a recurrent layer that has zeros in the file, which is ONNX's default."""
+    """Try initial states of a recurrent layer whose initial state in the file is zero, which is ONNX's default."""
     if at.op not in GATES or at.input_value(0) is None:
         return
     places = (5, 6) if at.op == "LSTM" else (5,)
@@ -192,8 +192,8 @@ def _try_initial_states(at: TrialNode) -> Iterator[Trial]:
 
 
 def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
-    """Yield the parameters that may be an initial state of a layer, [directions, batch, size], if the file has
-    zeros.
+    """Yield the parameters that may be the initial state of a recurrent layer, as arrays [directions, batch, size].
+    Nothing is yielded if the layer's initial state in the file is not zero.
     """
     x = at.input_value(0)
     recurrence = at.fixed_input(2, "f")
@@ -206,7 +206,7 @@ def _iter_stored_states(at: TrialNode, i: int) -> Iterator[tuple[str, Array]]:
     batch = x.shape[1]
     directions = len(recurrence)
     for name, value in at.around.parameters.items():
-        # Many weights have three dims too, but not the sizes of a state.
+        # Many weights also have three dims, but their sizes are not those of a state.
         if value.ndim != 3 or value.shape[1] not in (1, batch) or value.shape[2] != recurrence.shape[2]:
             continue
         for layer in range(0, len(value), directions):
@@ -241,7 +241,7 @@ def _try_axes_and_orders(at: TrialNode) -> Iterator[Trial]:
 
 
 def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
-    """Return every other choice of the same number of axes; none if the rank is 0 or more than `_MOST_DIMS`."""
+    """Return every other choice of as many axes as in ``own``; no choice if the rank is 0 or more than `_MOST_DIMS`."""
     if not 0 < rank <= _MOST_DIMS:
         return []
     here = sorted(axis % rank for axis in own)
@@ -249,12 +249,12 @@ def _other_axes(own: Sequence[int], rank: int) -> list[list[int]]:
 
 
 def try_hidden_rows(at: TrialNode) -> Iterator[Trial]:
-    """Set the rows of an attention that the mask hides completely to 0, as torch does.
+    """Set attention rows to 0 if the mask hides them completely, as torch does.
 
     docs/reference/huggingface.md, Masks, describes these rows.
 
     Yields:
-        One trial, with the softmax 0 in these rows for all readers.
+        One trial, in which all nodes that read the result of the softmax read 0 in these rows.
     """
     scores = at.input_value(0)
     made = at.output_value

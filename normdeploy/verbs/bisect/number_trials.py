@@ -75,8 +75,8 @@ def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float
 
 
 def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
-    """Yield the single numbers that nodes read, their floating attributes, and scales that may be missing before
-    them.
+    """Yield the numbers of the spot's nodes: inputs that are constants of one element, floating attributes, and scales
+    that may be missing before an input.
     """
     for at in around.nodes:
         for i, name in enumerate(at.node.input):

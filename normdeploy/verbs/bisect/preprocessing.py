@@ -30,7 +30,7 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DRAWS = 3
 # Scales of the random inputs that confirm a transform. Random inputs are needed because many transforms give the same
 # result for a constant input, or for an input whose effect a norm removes. Small inputs are needed because a large
-# input, such as 255 times another one, hides a wrong epsilon.
+# input, such as one in the range 0 to 255, hides a wrong epsilon.
 _CONFIRMED = (1.0, 1.0, 0.01)
 # Maximum error of a candidate, relative to the output's largest element. A wrong transform changes the output more.
 _NEAR = 1e-2

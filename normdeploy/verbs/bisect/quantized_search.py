@@ -6,8 +6,8 @@ The search covers, in this order:
 2. nodes, in the file without its quantization (``remove_quantization``), which is searched like any float file
    (``fault_search``);
 3. quantizers of activations: a QuantizeLinear and DequantizeLinear with different parameters, a range that is far too
-   wide, or a range that clips too much. The latter clips values that a calibration on such inputs would have seen
-   (`StepBudget.trust_ranges`).
+   wide, or a range that clips too much. A range clips too much if it clips values that a calibration on such inputs
+   would have seen (`StepBudget.trust_ranges`).
 
 A suspect weight or quantizer is mended in a trial: the weight is set to the parameter, or the quantizer neither rounds
 nor clips. The suspect is at fault if the error of the output then falls by a third. If no trial achieves that, a
@@ -58,7 +58,7 @@ _APART = 16.0
 _FLOAT32 = 1e-5
 # Number of random inputs that test the ranges.
 _USUAL = 4
-# Kinds of causes that make the error budget larger than necessary, without an error beyond it.
+# Kinds of causes that make the error budget larger than necessary, but no error larger than the budget.
 _BY_STEPS = ("coarse", "granularity")
 _UNEXPLAINED = ("unknown", "left out", "factor", "weights")
 MOST = 5

@@ -106,7 +106,7 @@ class QuantizedWeight:
 
     @property
     def worst_error(self) -> tuple[float, float]:
-        """Return the error of the element that is most steps off, and half of its step."""
+        """Return the error of the element with the largest error in steps, and half the step of this element."""
         assert self.right is not None
         off = np.abs(self.got - self.right)
         place = np.unravel_index(int(np.argmax(off / self.step)), off.shape)
@@ -269,7 +269,7 @@ def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | No
 def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step: Array) -> Cause:
     """Describe how a weight differs from its parameter.
 
-    All elements may differ, some channels of one of the first two axes, or single elements.
+    The difference may be in all elements, in some channels of one of the first two axes, or in single elements.
 
     Args:
         called: the node, for the message.
@@ -324,7 +324,9 @@ def channel_size_ratio(weight: Array) -> float:
 
 
 def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
-    """Check that a channel equals another channel up to a factor, as if it had the other channel's codes."""
+    """Check that a channel equals another channel times a factor, as if the file had stored the codes of the other
+    channel.
+    """
     if other.any():
         factor = float((row * other).sum() / (other * other).sum())
     else:

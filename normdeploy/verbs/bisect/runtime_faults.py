@@ -185,7 +185,7 @@ class RuntimeUnits:
     def _allowed_error(self, places: Sequence[int], known: Arrays, end: str, expected: Array, dtype: np.dtype) -> float:
         """Return the allowed error: the effect of a few units of roundoff in the inputs, plus a few ulps.
 
-        No kernel of the type can be more accurate.
+        No kernel that computes in this type can be more accurate.
         """
         if not is_float_dtype(dtype):
             return 0.0
@@ -296,8 +296,7 @@ def iter_float32_islands(
     A value that overflowed must stay in float32 until a later node makes it small again.
 
     Yields:
-
-    The model, and the positions of the nodes in its float32 region.
+        The model, and the positions of the nodes in its float32 region.
     """
     chosen = set(places)
     for _ in range(_GROWN):

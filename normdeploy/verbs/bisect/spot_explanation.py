@@ -120,8 +120,8 @@ def _explain_as_given(
 def _narrow_to_added_node(
     exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
 ) -> SpotExplanation:
-    """If the cause is an added node, narrow the spot to this node. With its right value, all nodes that read it are
-    right.
+    """If the cause is an added node, narrow the spot to this node. All nodes that read its result are right as soon as
+    the result has its right value.
     """
     spot = explained.spot
     cause = explained.cause

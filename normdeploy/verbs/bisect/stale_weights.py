@@ -46,7 +46,7 @@ def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacemen
     """Replace a file's weights by the model's.
 
     Nothing is replaced if at most half of the file's weights, or fewer than three, differ from the model's. Nothing is
-    replaced either if one of them matches no weight of the model.
+    replaced either if one of the differing weights matches no weight of the model.
 
     Returns:
         The changed file and its cause, or the file unchanged.

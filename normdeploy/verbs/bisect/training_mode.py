@@ -24,8 +24,7 @@ def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
     """Try eval mode for nodes in training mode (ONNX: BatchNormalization 14, Dropout 12).
 
     Yields:
-
-    Trials of kind "training mode", for each node alone and for all nodes together.
+        Trials of kind "training mode", for each node alone and for all nodes together.
     """
     trained = [at for at in around.nodes if _is_in_training_mode(at.node)]
     vectors = [value for value in around.parameters.values() if value.ndim == 1]
@@ -131,7 +130,7 @@ def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
 
 
 def _is_batch_statistic(at: TrialNode) -> bool:
-    """Check that a mean is taken over the first dim and gives one number for each channel, with several channels."""
+    """Check that a mean is taken over the first dim and gives one number for each channel."""
     read = at.input_value(0)
     made = at.output_value
     if at.op != "ReduceMean" or made is None or read is None or read.ndim < 2 or made.size != read.shape[1]:

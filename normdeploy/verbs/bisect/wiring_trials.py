@@ -19,7 +19,7 @@ from .trial_changes import Cause, Trial, TrialNode, copy_node, node_at_text
 _MOST_INPUTS = 4
 # Maximum size of an axis for which every index is tried.
 _MOST_INDICES = 64
-# Maximum number of elements when every row is compared with every other row.
+# Maximum number of comparisons of elements when each row is compared with every row.
 _MOST_COMPARED = 10_000_000
 # Maximum number of pairs of tensors whose exchange is tried.
 _MOST_SIBLINGS = 64

@@ -145,7 +145,7 @@ def check(call: CheckCall) -> Check:
             separated by commas. Rules of installed packages (`normdeploy.verbs.check.third_party_rules`) also have
             names.
         runtime, fuse: as for ``optimize``. If ``runtime`` is not "any", only the support of this runtime for the norms
-            counts. A file with own ops or third-party ops is checked with fuse "portable".
+            counts. A file with normdeploy's own ops or third-party ops is checked with fuse "portable".
         precision: "fp16" or "bf16": judge the epsilons as if the file computed in this type. None judges them in the
             types of the file.
         compute_capability: compute capability of the oldest target GPU, such as "8.6".
@@ -232,8 +232,8 @@ def _problems_of_file(
     fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
     if any(is_managed_op(node.domain, node.op_type) for node, _ in nodes_with_opsets(proto)):
-        # Own ops and third-party ops show that the file was written with "portable". With "standard", the function
-        # bodies of these ops would count as norms.
+        # normdeploy's own ops and third-party ops show that the file was written with "portable". With "standard", the
+        # function bodies of these ops would count as norms.
         fuse = "portable"
     summary = take_census(proto, runtime=runtime, fuse=fuse, progress=call.progress, chains=deployed)
     nodes = {name: node for body in iter_bodies(proto) for node in body.node for name in node.output}

@@ -64,8 +64,8 @@ def _problems_of_graph(q: GraphQuantization, runtime: str, capability: float | N
 
 
 def _make_problem(q: GraphQuantization, rule: str, node: onnx.NodeProto, message: str) -> Problem:
-    """Build a problem at a quantization node. If the node has no module path, the problem gets that of a neighbor
-    node.
+    """Build a problem at a quantization node. If the node has no module path, the problem gets the module path of a
+    neighbor node.
     """
     beside = (
         n

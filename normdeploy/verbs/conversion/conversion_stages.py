@@ -78,7 +78,7 @@ class Conversion:
         return self.wish is not None
 
     def is_joined(self) -> bool:
-        """Return whether own ops will be written into the quantized file."""
+        """Return whether normdeploy's own ops will be written into the quantized file."""
         return self.wish is not None and self.options.fuse == "portable"
 
     def is_half(self) -> bool:
@@ -110,7 +110,7 @@ class Conversion:
         """
         self.wanted = RewriteOptions(
             self.target,
-            # `join_ops` writes own ops into a quantized file later, after quantization.
+            # `join_ops` writes normdeploy's own ops into a quantized file later, after quantization.
             "standard" if self.wish is not None else self.options.fuse,
             attentions=attentions,
             rows=not self.options.dynamic,
@@ -282,11 +282,11 @@ def apply_quantization(conversion: Conversion) -> None:
 
 
 def join_ops(conversion: Conversion) -> None:
-    """Write the own ops of ``--fuse portable`` into a quantized file, and merge the findings of both passes.
+    """Write normdeploy's own ops (``--fuse portable``) into a quantized file, and merge the findings of both passes.
 
-    Own ops are written after quantization for two reasons. If an Add and a norm were already one own op, the norm's
-    scale and shift could not be folded into the next layers. And an own op may include a QuantizeLinear, which exists
-    only after quantization.
+    These ops are written after quantization for two reasons. If an Add and a norm were already one of these ops, the
+    norm's scale and shift could not be folded into the next layers. Also, such an op may include a QuantizeLinear,
+    which exists only after quantization.
 
     Raises:
         CertificateError: a certificate failed and ``strict`` is set.

@@ -146,7 +146,8 @@ class OptimizeConversion(Conversion):
         """Choose the function that cleans up the model.
 
         Returns:
-            The cleanup function. If the result can't be compared with the model, it changes nothing.
+            The cleanup function. If the cleaned model can't be compared with the original, the returned function
+            changes nothing.
         """
         if self.options.simplify and self.before is not None:
             return partial(cleaner.simplify, resolves=True)
@@ -255,8 +256,8 @@ def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequenc
     try:
         return read_record(proto).get("inputs", ())
     except GraphError:
-        # Another tool or a newer version wrote the record. Only half precision and ranges need it, so the error is
-        # ignored without them.
+        # Another tool or a newer version wrote the record. Only half precision and ranges of dims need the record, so
+        # the error is ignored if neither was requested.
         if call.precision is not None or call.dims:
             raise
         return ()

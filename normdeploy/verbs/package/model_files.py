@@ -2,7 +2,7 @@
 
 ONNX files and engines become hard links if the file system allows it; otherwise they are copied. Weights outside the
 ONNX file are always copied. With a hard link, onnx's checker would refuse the weights ("potential hardlink attack"),
-and would also refuse those of the user's file.
+and would also refuse the weights of the user's file.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 <output>/
   manifest.json          content, versions, SHA-256 of every file, bounds and results
                          (``normdeploy.verbs.package.evidence_bundle``).
-  README.md              how to serve and check it.
+  README.md              how to serve and check the bundle.
   report.json            the report, with the norms and the verdicts on the samples.
-  report.html            the same as a page.
+  report.html            the same report as a page.
   certificates/*.json    the proof of each rewrite, from the report of export or optimize.
   samples/*.npz          inputs and expected outputs (``normdeploy.verbs.package.samples``).
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and the kernels compiled from each for this GPU

@@ -6,8 +6,8 @@ numbers. Triton's rules (Triton's documentation, "Model Configuration") are:
 - If ``max_batch_size`` > 0, the first dim of every tensor is the batch, and Triton joins requests along it. ``dims``
   does not include the batch.
 - ``dims`` is never empty, and no dim is 0. A tensor without dims other than the batch is declared as [1]. If Triton
-  batches, ``reshape`` removes this dim for the model. If it does not batch, Triton refuses such a ``reshape`` ("scalar
-  tensors are not supported"), and its backend accepts [1] unchanged.
+  batches, ``reshape`` removes this dim for the model. If Triton does not batch, it refuses such a ``reshape`` ("scalar
+  tensors are not supported"), but its backend accepts [1] unchanged.
 - The backend for onnxruntime compares the declared dims of outputs with the dims that onnxruntime infers. onnxruntime
   may infer a fixed size where the file has a name; the backend then refuses -1 (onnxruntime_backend,
   CompareDimsSupported).

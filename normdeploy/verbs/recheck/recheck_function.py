@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
-# Two errors count as equal if neither is more than this factor larger than the other. Errors of two correct runs differ
-# by this much.
+# Two errors count as equal if the larger error is at most this multiple of the smaller error. Errors of two correct
+# runs differ by this much.
 _TELLING = 2.0
 
 

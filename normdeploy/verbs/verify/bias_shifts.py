@@ -1,8 +1,8 @@
-"""Compute the shifts that result from folding BatchNorms into biases, and merged biases of branches.
+"""Compute shifts: biases with a BatchNorm folded in, and merged biases of branches.
 
-``weight_audit`` compares the weights of a file with them. A model has one shift for each pair of a BatchNorm and a bias
-of the same width; MobileOne has tens of thousands. Therefore shifts are computed only when a weight is looked up, one
-BatchNorm at a time, and in a few channels first.
+``weight_audit`` compares the weights of a file with the shifts. A model has one shift for each pair of a BatchNorm and
+a bias of the same width; MobileOne has tens of thousands. Therefore shifts are computed only when a weight is looked
+up, one BatchNorm at a time, and in a few channels first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ...types import Array
 from .derived_tensors import FloatSpacing, mark_differences
 
-# Number of channels in which a shift is computed first. They reject most shifts cheaply.
+# Number of channels in which a shift is computed first. Most shifts already differ from the weight in these channels.
 _FIRST = 4
 
 

@@ -22,7 +22,7 @@ class CaseAnswer:
         feeds: inputs by name. The inputs of a sample of the user's dataset are created when they are needed.
         ties: other integers that are also right for an output because of rounding.
         bounds: allowed error of each floating-point element; None if it was not computed.
-        eager: outputs of eager mode, if a runtime may also have their non-finite values; otherwise None.
+        eager: outputs of eager mode, if a runtime may have the same non-finite values as eager mode; otherwise None.
     """
 
     case: InputCase
@@ -67,8 +67,8 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
 def divides_zero_by_zero(eager: RunResult, reference: RunResult) -> bool:
     """Check whether a reference file divides 0 by 0 in its runtime but not in float64, or the reverse.
 
-    A kernel may lack the epsilon of the standard, as onnxruntime's MeanVarianceNormalization does for equal elements.
-    ONNX does not define the mean of no elements.
+    A kernel may lack the epsilon of the standard. For example, onnxruntime's MeanVarianceNormalization divides 0 by 0
+    if all elements are equal. ONNX does not define the mean of an empty tensor.
 
     Returns:
         True if a NaN is in only one of the two results.

@@ -6,7 +6,8 @@ along one axis, because a BatchNorm may be folded in.
 
 Every quantizer rounds a weight to one of the two nearest codes (AdaRound also rounds to the farther one), or clips a
 weight beyond the range of the codes. Some quantizers (GPTQ) move codes further so that errors cancel, but then they
-move many codes. So a code is altered if it is more than a step away and only few other codes are.
+move many codes. So a code is altered if it is more than a step away from its parameter, and if this holds for only a
+few codes of the weight.
 """
 
 from __future__ import annotations
@@ -175,8 +176,7 @@ def _iter_scale_groups(codes: WeightCodes) -> Iterator[Array]:
     """Yield possible groupings of elements that share a scale: the whole tensor, along each axis, or blocks.
 
     Yields:
-
-    For each grouping, the number of the group of each element, flattened.
+        For each grouping, the number of the group of each element, flattened.
     """
     shape = codes.array.shape
     if codes.block:

@@ -92,8 +92,8 @@ class Comparison(Renderable):
 
     @property
     def outcome(self) -> Literal["passed", "failed", "not run"]:
-        """Return "passed" if the files pass, "failed" if a file fails, and "not run" if no runtime ran that could
-        decide.
+        """Return "passed" if the files pass, "failed" if a file fails, and "not run" if no runtime that could decide
+        was run.
         """
         if self.ok:
             return "passed"

@@ -65,7 +65,8 @@ def threshold_cases(
     thresholds: Mapping[str, Sequence[float]],
     types: Sequence[str],
 ) -> Iterator[InputCase]:
-    """Make random inputs in which half of the elements are thresholds, and the same inputs with the other half.
+    """Make random inputs in which half of the elements are thresholds, and the same inputs with thresholds in the other
+    half.
 
     Args:
         opt: usual sizes by name.
@@ -171,7 +172,9 @@ def _op_name(node: torch.fx.Node) -> str | None:
 
 
 def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
-    """Return whether the input and the types of the files represent a threshold exactly, and its range includes it."""
+    """Return whether the types of the input and the files represent a threshold exactly, and the input's range includes
+    it.
+    """
     kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (spec.dtype, *types)]
     with np.errstate(all="ignore"):
         exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)

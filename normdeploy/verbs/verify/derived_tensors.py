@@ -115,8 +115,8 @@ def mark_differences(
     with np.errstate(all="ignore"):
         error = np.abs(array - expected)
         allowed = form.sum_tolerance(size)
-        # If nearly all elements of a half-precision tensor have one rounding error, the others are not allowed eight.
-        # Eight units of bfloat16 would be 3 %.
+        # If nearly all elements of a half-precision tensor differ by at most one rounding, four roundings are allowed
+        # for the remaining elements. Eight roundings of bfloat16 would be 3 %.
         if roundings is not None:
             allowed = allowed / ROUNDINGS * roundings
         elif form.unit >= _HALF_UNIT and (error <= allowed / ROUNDINGS).mean() >= _NEARLY_ALL:

@@ -55,7 +55,7 @@ class InputPlan:
     Attributes:
         left_out: sizes that are not run because they cost too much, each with the reason.
         most: limit on the input elements of a case.
-        too_large: sizes whose inner tensors cost too much.
+        too_large: sizes whose inner tensors take too much memory.
     """
 
     cases: tuple[InputCase, ...]
@@ -338,8 +338,8 @@ def _non_finite_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) 
 
 
 def _insert_in_first_row(values: Array, rng: np.random.Generator, value: float) -> Array:
-    """Return a copy with ``value`` in one element of the first row. The outputs of other rows show whether it
-    spreads.
+    """Return a copy with ``value`` in one element of the first row. The outputs of other rows show whether ``value``
+    spreads to them.
     """
     changed = values.copy()
     if changed.size:

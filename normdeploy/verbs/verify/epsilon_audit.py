@@ -58,7 +58,9 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
 
 
 def _is_round(value: float) -> bool:
-    """Return whether a number is a power of ten. Written epsilons are, but an epsilon with a folded scale seldom is."""
+    """Return whether a number is a power of ten. An epsilon in a model's code is a power of ten, whereas an epsilon
+    with a folded scale seldom is.
+    """
     return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
 
 
@@ -69,7 +71,7 @@ def _is_among(value: float, known: Sequence[float]) -> bool:
 
 
 def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
-    """Yield (node, epsilon) for each attribute of that name and each small number added before a root."""
+    """Yield (node, epsilon) for each attribute ``epsilon`` and for each small number that is added before a root."""
     proto = inline_functions(proto)
     constants = small_constants(proto.graph, {})
     rooted = {name for node in proto.graph.node if node.op_type in _ROOTS for name in node.input[:1]}

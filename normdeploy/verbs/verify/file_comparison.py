@@ -293,8 +293,8 @@ def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) ->
 
 
 def _usual_precision(compared: Sequence[ComparedFile]) -> str:
-    """Return the precision of the ONNX files if all have the same one, otherwise "". Engines of unknown precision use
-    it.
+    """Return the precision of the ONNX files if all have the same precision, otherwise "". An engine of unknown
+    precision is judged in this precision.
     """
     kinds = {s.precision for s in compared if not s.runtime}
     if len(kinds) == 1:

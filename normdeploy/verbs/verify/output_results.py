@@ -31,8 +31,8 @@ class OutputResult(ShortRepr):
     Errors are those of the default rule. They are NaN or infinite if the output is, and NaN if there is no output.
 
     Attributes:
-        max_abs_error: absolute error of the element that came nearest to failing, or of all elements if they share one
-            bound.
+        max_abs_error: absolute error of the element that came nearest to failing. If all elements share one bound, this
+            is the largest absolute error.
         max_rel_error: largest error relative to its element; informational only.
         allowed: allowed error of the element of ``max_abs_error``.
         case: input case of this element.

@@ -225,7 +225,7 @@ def stores_codes(model: Original) -> bool:
 def compares_inside(model: Original) -> bool:
     """Check whether an operator of a PyTorch model compares its operand with bounds inside its kernel.
 
-    If a file computes such an operator by comparisons, they treat a NaN as a number beyond a bound.
+    A file may compute such an operator by separate comparisons, which treat a NaN as a number beyond a bound.
 
     Returns:
         True if the model has one.

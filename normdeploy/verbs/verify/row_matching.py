@@ -59,9 +59,9 @@ class RowMatcher:
     def lacks_parameter(self, array: Array, parameters: Iterable[Array]) -> bool:
         """Check whether foreign rows in ``array`` are changed rows of one of ``parameters``.
 
-        They are if a foreign row, or the foreign part of a vector, is close to a row that the file lacks: most of its
-        distinctive elements are equal, or all elements are within `NEAR`. They also are if most rows of a matrix are
-        present, because the other rows should then be present too.
+        They count as changed if a foreign row, or the foreign part of a vector, is close to a row that the file lacks:
+        most of its distinctive elements are equal, or all elements are within `NEAR`. They also count as changed if the
+        file has most rows of a matrix, because it should then have the other rows of this matrix too.
 
         Args:
             parameters: the model's tensors that the file lacks.

@@ -41,8 +41,8 @@ STEPWISE = "each node in float32, rounded"
 FLOATS = {name: form.dtype.name for name, form in FORMATS.items()}
 HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
-# Ops for which ONNX does not define the result of a NaN, and for which onnxruntime drops it. In onnxruntime 1.31.1, a
-# maximum ignores a NaN, and the gates of a recurrent layer clip it.
+# Ops for which ONNX does not define the result of a NaN, and in which onnxruntime loses the NaN. In onnxruntime 1.31.1,
+# a maximum ignores a NaN, and the gates of a recurrent layer clip a NaN to a number.
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -156,7 +156,8 @@ class RuntimeCandidate:
         provider: "cpu" or "cuda" for onnxruntime, otherwise "".
         optimize: True if onnxruntime's optimizer is on.
         unavailable: reason why the runtime can't run on this machine; None if it can.
-        failure: reason why the runtime should run the file but fails; None if it runs.
+        failure: reason why the runtime fails to load or run the file, although it is available; None if it runs the
+            file.
         crashes: True if the process that opens the file in this runtime crashes.
         where: input case in which it failed.
         skipped: number of cases outside an engine's profile.

@@ -66,8 +66,8 @@ class RuntimeTallies:
     def eager_tally(self, output: str, kind: str) -> ErrorTally:
         """Return the tally of eager mode for an output and kind of case.
 
-        For a tally against the file's own float64 evaluation (`AGAINST`), this is the tally of the kind without that
-        suffix.
+        ``kind`` has the suffix `AGAINST` if the errors are against the file's own float64 evaluation. Eager mode has
+        only the tally of the kind without this suffix.
         """
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
@@ -134,8 +134,8 @@ class RuntimeTallies:
     def _has_failed_already(self, candidate: RuntimeCandidate, output: str, kind: str) -> bool:
         """Return whether an output has already failed on this kind of input or on a more ordinary kind.
 
-        Its verdict is then decided, and more random roundings can't change it. They would take most of the time for a
-        wrong file: dozens of runs in float64 for each input.
+        Its verdict is then decided, and more random roundings can't change it. For a wrong file, these roundings would
+        take most of the time: dozens of runs in float64 for each input.
         """
         return any(
             tally.failure_ratio(self.eager_tally(output, failing)) > 1
@@ -171,8 +171,9 @@ class RuntimeTallies:
             base = np.zeros(())
         open_ = not self._has_failed_already(candidate, output, case.kind)
         if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
-            # The allowed error was computed for the reference with rounding, which may be 0 where the reference without
-            # rounding is not. The rounding to the output's type is also allowed.
+            # The allowed error was computed for the reference with rounding. An element of this reference may be 0
+            # although it is not 0 without rounding. So every element gets the largest allowed error, or the rounding to
+            # the output's type if that is larger.
             right = np.abs(self._quantized_reference(candidate, answer, steps)[output].astype(np.float64))
             base = np.maximum(base.max(), np.nan_to_num(right, posinf=0.0) * float(ml_dtypes.finfo(dtype).eps))
         candidate.tallies[output, case.kind].add(

@@ -154,8 +154,7 @@ def _find_moved_rows(array: Array, missing: Arrays) -> Iterator[tuple[str, int]]
     Exporters reorder the gates of LSTMs and GRUs. This moves more than half of the rows, so it is not reported.
 
     Yields:
-
-    (parameter's name, number of rows at other positions), at most once.
+        (parameter's name, number of rows at other positions), at most once.
     """
     for name, parameter in missing.items():
         if parameter.size != array.size or len(squeeze_shape(array.shape)) < 2:
