@@ -132,7 +132,7 @@ class _ConvolvedAxis:
     """Axis along which a convolution reads windows.
 
     Attributes:
-        attributes: stride, dilation, output padding, pads and the like along it.
+        attributes: attributes of the convolution along the axis: stride, dilation, output padding and pads.
         source: atoms of the axis in the input.
         places: atoms of the axis in the output.
         tap: atoms of the axis in the kernel, whose length is ``kernel``.

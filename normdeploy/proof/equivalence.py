@@ -40,7 +40,8 @@ class Equivalence:
         nodes: the nodes after the rewrite.
         expressions: the computed constants of a fold.
         named: symbols, keyed by the length of axis that each symbol replaces. The proof then holds for any length.
-        partly_hidden: indices of the leaves that have no row of -Inf only, as the proposer of the rewrite has shown.
+        partly_hidden: indices of the leaves in which no row consists of -Inf only. The transform that proposed the
+            rewrite has shown this.
         held: constants already read, by the ids of their tensors. Each constant is read once for all evaluations.
         work: operations spent on all attempts at this proof.
     """

@@ -94,8 +94,8 @@ def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], l
 
     Args:
         plan: layout of the axes; it may grow.
-        counts: element counts. A constant that rounds a fraction of such counts is read as the fraction. If empty, no
-            constant is.
+        counts: element counts. A constant that is a rounded fraction of such counts is read as the exact fraction. If
+            ``counts`` is empty, no constant is read as a fraction.
         length: bits of the prime.
 
     Returns:

@@ -174,8 +174,8 @@ class ProofInterpreter(Arithmetic):
         )
         if other is not None and other.residue:
             raise other
-        # The radicand is the variance without an epsilon. Either it is one of several steps, or the rewrite lost an
-        # epsilon.
+        # The radicand is the variance without an epsilon. Either the rewrite has several steps and a later step adds
+        # the epsilon, or the rewrite lost the epsilon.
         if other is not None:
             self.others.append(other)
         if t.data and not t.sign:

@@ -1,4 +1,4 @@
-"""Check that no NaN or Inf is hidden: if the nodes before the rewrite return one, the nodes after return one.
+"""Check that no NaN or Inf is hidden: each element that is NaN or Inf before the rewrite is also NaN or Inf after it.
 
 All ops that the prover defines propagate NaN, so the graph's structure alone determines which elements a NaN reaches.
 The places of a leaf fall into classes (`normdeploy.proof.sample_points`), and one NaN in one place of each class shows
@@ -42,7 +42,7 @@ def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = (
 
     Args:
         places: number of representative places per leaf.
-        partly_hidden: leaves that have no row of -Inf only, as in `Equivalence`.
+        partly_hidden: leaves in which no row consists of -Inf only, as in `Equivalence`.
 
     Returns:
         the patterns; the first has no inserted number.

@@ -18,7 +18,8 @@ from .equivalence import Equivalence
 from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
-# Axes that have equal lengths of this number or more get a symbol each, because the lengths may be equal by chance.
+# If several axes have the same length, and this length is at least 8, each of these axes gets its own symbol. The
+# lengths may be equal only by chance.
 _ALIKE = 8
 # If a leaf has this number or more axes of equal length, each axis gets its own symbol, whatever the length. With one
 # common symbol, k equal axes would need (d + k + 1)^k points for degree d, and as many roots.

@@ -1,4 +1,4 @@
-"""Read constants as the fractions that they approximate: a float32 near 1/n is not 1/n, but stands for 1/n.
+"""Read constants as exact fractions: the float32 nearest to 1/n is not 1/n, but it stands for 1/n.
 
 A norm may multiply by a constant 1/n instead of a mean, or by n/(n − 1) for an unbiased variance. The file then holds a
 rounded number, so it computes a norm only up to this rounding. Such a constant is read as the fraction, or the root of
@@ -22,7 +22,7 @@ FEW = 4
 
 @dataclass(frozen=True)
 class RationalReading:
-    """Number that a constant rounds: ``fraction``, or √``square`` if ``root`` is True."""
+    """Exact number of which a constant is the rounded value: ``fraction``, or √``square`` if ``root`` is True."""
 
     fraction: Fraction = Fraction(0)
     square: Fraction = Fraction(0)
@@ -53,7 +53,7 @@ def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
 
 
 def read_rational(number: float, known: frozenset[int], half: bool) -> RationalReading | None:
-    """Read a number as the fraction or root that it rounds.
+    """Find the fraction, or the root of a fraction, of which ``number`` is the rounded value.
 
     Args:
         known: element counts to build fractions from.

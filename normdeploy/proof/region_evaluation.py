@@ -130,7 +130,7 @@ def evaluate_nodes(
 
 
 def _is_zero_point(node: gs.Node, i: int) -> bool:
-    """Return True if input ``i`` is a zero point: of a QuantizeLinear, or of one in the node's function body."""
+    """Return True if input ``i`` is the zero point of a QuantizeLinear, which may be in the node's function body."""
     if node.domain == DOMAIN:
         row = function_op_row(node.domain, node.op)
         return row is not None and row.inputs[i : i + 1] == ("y_zero_point",)

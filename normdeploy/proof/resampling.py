@@ -21,8 +21,9 @@ def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
     """Redraw the elements that a row without a root depends on.
 
     Elements that rows with a root depend on too, such as a bias added to all rows, stay. Otherwise all rows would need
-    a root at the same time by chance. The choice widens in three steps: the leaf whose axes distinguish the rows
-    without a root, then all elements that belong to as few rows, then all elements.
+    a root at the same time by chance. More elements are redrawn in three steps: first the elements of the leaf whose
+    axes distinguish the rows without a root, then all elements that belong to no more than these rows, then all
+    elements.
 
     A radicand may be an element plus a constant c, for example the variance of a BatchNorm plus epsilon. Then the
     element is drawn as s² − c for a random s, so the root is s or −s. This doubles the degree.

@@ -50,8 +50,8 @@ class RandomDraws:
         length: bits of the prime.
         redraws: number of redraws so far because a root was missing.
         flipped: True if the roots of constants with many digits take the other sign (`ProofInterpreter.unknown`).
-        counts: element counts. A constant that is a rounded fraction of them is read as the fraction. If empty, no
-            constant is.
+        counts: element counts. A constant that is a rounded fraction of such counts is read as the exact fraction. If
+            ``counts`` is empty, no constant is read as a fraction.
         read: constants that were read as fractions, with their readings.
         affine: for each choice of sizes, the scale and shift between the sides, per result.
         held: constants of the file, by the ids of their tensors.

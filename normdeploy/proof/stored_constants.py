@@ -34,7 +34,8 @@ _CLOSER = 2.0**-46
 # Relative tolerance if constants before the rewrite were rounded to float32: values computed from them are off by a few
 # ulp
 _READ = 2.0**-21
-# Tolerance of a sum, relative to the sum of the magnitudes of its terms: float64 loses a few ulp of this for each term
+# Tolerance of a sum, relative to the sum of the magnitudes of its terms: each term costs float64 a few ulp of the
+# latter sum
 _TERMS = 2.0**-40
 # Relative tolerance of an epsilon, which is computed as a quotient of differences in float64
 _SOLVED = 2.0**-40
@@ -72,7 +73,7 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
 
     Args:
         epsilons: exact epsilon by the index of the node in ``sides.nodes``.
-        read: True if constants before the rewrite were read as the fractions that they round.
+        read: True if constants before the rewrite were read as the fractions of which they are the rounded values.
 
     Raises:
         NotProved: a parameter has another value.

@@ -80,7 +80,7 @@ def quantize_rows(m: ProofInterpreter, y: Value, kind: str, least: float, larges
     """Quantize y with one scale per row of the last axis. Both results are opaque functions of the row.
 
     Two rows are equal if all their elements are equal. So an opaque function of each element represents a function of
-    the whole row. This includes the scale, of which each row has one. The floats keep y unchanged.
+    the whole row. The scale, one number per row, is such a function too. The floats keep y unchanged.
 
     Returns:
         the quantized value and its scale.

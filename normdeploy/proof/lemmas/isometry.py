@@ -2,7 +2,7 @@
 
 **Lemma.** Let A be a matrix of n×n integers with A·Aᵀ = k·I and k > 0. Let Q = A/√k with the positive root √k. Let
 
-    rms(x) = x/√(mean(x²) + ε)        over rows of n, or of a multiple of n in whose consecutive runs Q acts alike
+    rms(x) = x/√(mean(x²) + ε)        over rows of n elements, or of several runs of n elements; then Q acts on each run
 
 Then rms(x·Q) = rms(x)·Q and (x·Q)·Qᵀ = x at every real x. Both sides are defined at the same x.
 
