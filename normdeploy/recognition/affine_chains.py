@@ -94,7 +94,7 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
 def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:
     """Return True if the node may scale by more than one number.
 
-    Attention's 1/√d does not: it is a single number after a bias.
+    For attention's 1/√d, a single number after a bias, the result is False.
     """
     if node.op not in ("Mul", "Div"):
         return node.op == "BatchNormalization"

@@ -32,7 +32,7 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-# `rewriting.epilogue_fusion` recognizes the joined ops.
+# normdeploy's own ops, without the joined ops, which `rewriting.epilogue_fusion` recognizes.
 OWN = frozenset(op for op, row in OURS.items() if not row.joined)
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.INPUT) | OWN
 # Models clamp a variance that rounding may have made negative. After a norm, such an op is an activation.
@@ -48,8 +48,8 @@ INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES
 # shapes.
 _UPWARD = 96
 _DOWNWARD = 48
-# Maximum number of further roots above a root without a reduction between them. No norm has such roots. Without the
-# limit, a chain of thousands of roots would be visited once from each of its roots.
+# Maximum number of further roots that are visited above a root if no reduction lies between them. A norm contains no
+# such roots. Without the limit, a chain of thousands of roots would be visited once from each of its roots.
 _NESTED = 4
 
 
@@ -140,7 +140,9 @@ def _is_foreign_data(
 
 
 def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
-    """Return True if the node's op is a norm: a standard op, an own op, or an op of an installed package."""
+    """Return True if the node's op is a norm: a standard op, one of normdeploy's own ops, or an op of an installed
+    package.
+    """
     if isinstance(node, gs.Node):
         op = node.op
     else:

@@ -73,7 +73,7 @@ class ConstantSubgraph:
     Attributes:
         results: tensors of these nodes that other nodes read.
         fixed: tensors of these nodes that are outputs of the graph.
-        sources: the stored constants that they read.
+        sources: the stored constants that the nodes read.
     """
 
     nodes: tuple[gs.Node, ...]
@@ -168,7 +168,7 @@ def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
 
 
 def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
-    """Return True if the node computes floating-point numbers, and is a norm or a product or has a large result."""
+    """Return True if the node computes floating-point numbers, and it is a norm, a product or has a large result."""
     if node.op in _MOVES | _STEPS | {"Where", "Cast", "CastLike"} or not _is_floating(graph, node.outputs[0]):
         return False
     return node.op in _HEAVY or (element_count(graph, node.outputs[0]) or 0) > _LARGE

@@ -105,7 +105,8 @@ class _UpwardWalk:
 def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
     """Collect the nodes above ``t``.
 
-    Without ``stop`` the walk ends at reductions; with ``stop`` it passes them and ends at these tensors.
+    Without ``stop``, the walk ends at reductions. With ``stop``, the walk continues above reductions and ends at the
+    tensors in ``stop``.
     """
     walk = _UpwardWalk()
     stack = [t]
@@ -144,7 +145,7 @@ def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bo
 def _describe_denominator(
     graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], is_centered: bool
 ) -> str | None:
-    """Describe the denominator; None if nobody would mistake it for a norm's."""
+    """Describe the denominator; None if it does not resemble the denominator of a norm."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
         return "it divides by a range (largest minus smallest), not by a standard deviation"

@@ -119,7 +119,9 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
 
 
 def _longest_norm_chain(graph: Graph, region: Region) -> int:
-    """Count the roots on the path with the most roots. Only roots with a reduction of their own before them count."""
+    """Count the roots on the path with the most roots. A root counts only if a reduction lies between the previous root
+    and this root.
+    """
     # id of a tensor -> (number of roots so far, True if a reduction follows the last root)
     seen: dict[int, tuple[int, bool]] = {}
     for node in region.nodes:

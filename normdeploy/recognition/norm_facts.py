@@ -29,8 +29,8 @@ class Norm:
         beta: None if it is 0 everywhere.
         ddof: 1 if the variance divides by n − 1 and n is dynamic. For a static n, gamma and epsilon contain the factor.
         notes: notes for the report about the fused norm.
-        guessed: True if the norm was not measured, but read like another norm with constants from the same places. Its
-            proof must then decide.
+        guessed: True if the norm was not measured. It was assumed to equal another norm, except for its constants. The
+            proof decides whether this is right.
     """
 
     region: Region

@@ -85,7 +85,10 @@ def _is_close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
 def _data_parameter(
     graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool
 ) -> MeasuredParameter | Refusal:
-    """Find a gamma or beta that is data: ``leaf``, or the nearest tensor that it is a view of, that broadcasts to x."""
+    """Find the tensor of a gamma or beta that is data: ``leaf``, or a tensor of which ``leaf`` is a view.
+
+    Of these tensors, the first one that broadcasts to x is chosen.
+    """
     varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
     t: gs.Tensor = leaf
     wanted = tuple(index.shape[a] for a in varies)

@@ -1,8 +1,8 @@
 """List normalizations that no form can express, so that the report names every norm of a file.
 
 Recognition of norms starts from a square root and measures a function. This module only reads structure: it looks for
-data that is divided by a statistic of itself, and says which part of the statistic no norm node has. It also lists
-activations that models use in place of a norm, such as Dynamic Tanh.
+data that is divided by a statistic of itself, and reports the part of the statistic that no norm node can express. It
+also lists activations that models use in place of a norm, such as Dynamic Tanh.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ELEMENTWISE = (POINTWISE | CLAMPS | EQUALITIES) - {"Exp"}
 _IN_STATISTIC = _ELEMENTWISE | VIEWS | REDUCTIONS | _WINDOWS | _PARTS | {"CumSum", "Pad"}
 # Reductions whose result is even in their input.
 _EVEN_REDUCTIONS = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare", "LpPool"})
-# A largest or smallest value scales data for quantization, which is another thing than a norm.
+# Division by a largest or smallest value scales data for quantization; it is not a norm.
 _RANGES = frozenset({"ReduceMax", "ReduceMin"})
-# Limits of nodes walked above a quotient. Norms have about 12 nodes.
+# Maximum numbers of nodes that are visited above a denominator and above a numerator. Norms have about 12 nodes.
 _UPWARD = 48
 _NUMERATOR = 16
 # Layers into which the scale of an activation folds.
@@ -66,7 +66,7 @@ class _Statistic:
     Attributes:
         nodes: the nodes, nearest first.
         sources: ids of the tensors from which even values are computed.
-        inverted: a reciprocal lies above the denominator.
+        inverted: True if a reciprocal lies above the denominator.
     """
 
     nodes: list[gs.Node] = field(default_factory=list)
@@ -117,7 +117,7 @@ def _read_as_quotient(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, 
 def _walk_statistic(graph: Graph, denominator: gs.Tensor) -> _Statistic:
     """Walk up from a denominator through the ops of a statistic, past its last reduction."""
     found = _Statistic()
-    # Each tensor with the fact that a reduction was passed.
+    # Pairs: a tensor, and True if the walk has passed a reduction before it.
     stack = [(denominator, False)]
     seen: set[tuple[int, bool]] = set()
     while stack and len(found.nodes) < _UPWARD:
@@ -191,7 +191,7 @@ def _has_mask(graph: Graph, statistic: _Statistic, numerator: gs.Tensor) -> bool
 
 _Applies = Callable[[Graph, _Statistic, gs.Tensor], bool]
 
-# Kind, reason and premise of each class of such norms. The first one that applies counts.
+# Kind, reason and premise of each class of such norms. A norm belongs to the first class whose premise holds.
 _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
     (
         "cumulative norm",
@@ -237,8 +237,8 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
 def _list_activation(graph: Graph, node: gs.Node) -> Finding | None:
     """Return the finding of an activation in place of a norm: γ·tanh(α·x) + β or γ·erf(α·x + s) + β.
 
-    See Zhu et al., "Transformers without Normalization", 2025. GELU and a cap of logits have the same first nodes: GELU
-    adds 1 to the result, a cap multiplies it by one number.
+    See Zhu et al., "Transformers without Normalization", 2025. A GELU and a cap of logits begin with the same nodes.
+    But a GELU then adds 1, and a cap multiplies by a single number.
     """
     if node.op not in ("Tanh", "Erf"):
         return None

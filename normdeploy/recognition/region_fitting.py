@@ -85,7 +85,7 @@ def norm_like_other(region: Region, other: Norm) -> Norm | None:
 
     Returns:
         a guessed norm. None if it is unknown which constants hold gamma and beta, if the region reads data other than
-        x, or in half precision.
+        x, or if ``other`` is in half precision.
     """
     # Half precision may not represent a constant that has a wider type.
     if len(region.leaves) > 1 or other.dtype.itemsize == 2:
@@ -147,7 +147,8 @@ def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
 def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
     """Return the fit with a variance that divides by n − 1, if its epsilon is stored in the file.
 
-    This applies to a norm of static size without a standard op: its own op takes epsilon as the file stores it.
+    This applies to a norm of static size without a standard op. One of normdeploy's own ops expresses this norm with
+    the epsilon that the file stores.
     """
     if not (fitted.outside or fitted.keeps_mean) or not fitted.centered or fitted.group_size < 2:
         return None
