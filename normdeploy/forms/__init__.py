@@ -27,7 +27,7 @@ _UNBIASED = (
     "as a standard norm"
 )
 
-# Own ops that ``--fuse portable`` writes even if standard nodes can express the norm
+# normdeploy's own ops that ``--fuse portable`` writes even if standard nodes can express the norm
 _OURS_FIRST = ("RMSNorm", "ChannelLayerNorm")
 
 _KEPT_MEAN = "its numerator keeps the mean that its variance subtracts: x / sqrt(variance + epsilon)"
@@ -39,7 +39,8 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
     """Write a norm in the first form that can express it.
 
     Args:
-        fuse: "portable" also allows own ops and the ops of installed packages. The ops of packages are tried first.
+        fuse: "portable" also allows normdeploy's own ops and the ops of installed packages. The ops of packages are
+            tried first.
 
     Returns:
         the form. If no form can express the norm, the refusal of the last form that was tried.

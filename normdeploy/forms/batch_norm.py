@@ -8,12 +8,12 @@ between them. It is evaluated in float64 to get a and b, so its spelling does no
 tried in order, and the first exact rewrite is used (`normdeploy.forms.constant_linear` has the formulas):
 
 - The previous linear op takes scale and shift, also through views that keep the channels apart. After a Concat, each
-  linear op whose result it joins takes its part.
+  linear op that computes an input of the Concat takes the part of scale and shift for this input.
 - The next linear op takes scale and shift. A convolution that pads its input with zeros cannot take the shift, because
   the padding gets no shift. It takes only the scale, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add.
 - Otherwise scale and shift become one Mul and one Add. A BatchNormalization node stays a single node, because a Mul and
-  an Add would be more nodes than before. Its scale and bias then contain everything, and its mean is 0 and its variance
-  is 1.
+  an Add would be more nodes than before. Its scale and bias then contain the statistics, and its mean is 0 and its
+  variance is 1.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ def _fold_next_linear(
     if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
-    # Nodes that read the shape of a removed tensor read the shape of z instead, which is the same.
+    # Nodes that read the shape of a removed tensor read the equal shape of z instead.
     shapes: list[Edit] = []
     for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))

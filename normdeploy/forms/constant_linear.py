@@ -331,7 +331,8 @@ def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
         True if the largest magnitude of each array is 0, or is finite and at least 2^7 times the smallest subnormal.
     """
     limits = ml_dtypes.finfo(dtype)
-    # The largest loss is half the smallest subnormal. Relative to this value, it is 2⁻⁸, the unit roundoff of bfloat16.
+    # The largest rounding error of a subnormal is half the smallest subnormal. Relative to ``least``, this error is
+    # 2⁻⁸, the unit roundoff of bfloat16.
     least = 2.0**7 * float(limits.smallest_subnormal)
     largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
     return all(m == 0 or least <= m <= float(limits.max) for m in largest)

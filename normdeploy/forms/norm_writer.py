@@ -101,7 +101,7 @@ class NodeWriter:
         return self.graph.add_constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
     def affine(self, gamma: MeasuredParameter | None, beta: MeasuredParameter | None) -> None:
-        """Append a Mul and an Add for gamma and beta that are not None."""
+        """Append a Mul for gamma and an Add for beta; a parameter that is None gets no node."""
         for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
             if param is not None:
                 if param.value is None:
@@ -156,7 +156,7 @@ class NodeWriter:
 
 
 class OpWriter(NodeWriter):
-    """Writer of a norm as an own op, or as an op of an installed package."""
+    """Writer of a norm as one of normdeploy's own ops, or as an op of an installed package."""
 
     def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
         super().__init__(graph, norm)

@@ -1,6 +1,6 @@
-"""Write norms as own ops with a function body (`normdeploy.graphs.own_op_functions`).
+"""Write norms as normdeploy's own ops, which have a function body (`normdeploy.graphs.own_op_functions`).
 
-Own ops express norms that no standard node of the file's opset can express.
+These ops express norms that no standard node of the file's opset can express.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def portable_op_of(graph: Graph, norm: Norm) -> str | None:
-    """Choose the own op for a norm.
+    """Choose one of normdeploy's own ops for a norm.
 
     Returns:
-        the op that `write_portable_norm` writes. None if a standard node expresses the norm, or if no own op does.
+        the op that `write_portable_norm` writes. None if a standard node expresses the norm, or if none of normdeploy's
+        own ops does.
     """
     if norm.fit.split is not None:
         return None
@@ -62,7 +63,8 @@ def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal
     writer = OpWriter(graph, norm, OURS[op])
     if op == "ChannelLayerNorm":
         return _write_channel_layer_norm(norm, writer)
-    # A kernel reads contiguous rows. A body alone reduces over any axes.
+    # The kernel of an op reads contiguous rows, so the normalized axes must be last. An op without a kernel runs as its
+    # body, which reduces over any axes.
     if not OURS[op].plugin:
         return _write_norm_over_any_axes(norm, writer)
     return _write_norm_over_axes(norm, writer)
