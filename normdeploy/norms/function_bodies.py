@@ -1,4 +1,4 @@
-"""Build the function of an op whose body is stored in the file: an own op or a third-party op.
+"""Build the function of an op whose body is stored in the file: one of normdeploy's own ops, or a third-party op.
 
 The body is the only definition of such an op. The written file, the float64 evaluation and the prover all use it.
 """

@@ -3,8 +3,9 @@
 A definition gets an interpreter, the op's inputs in order (None for an omitted input) and the op's attributes by name.
 It returns the only output, or a tuple of all outputs, with None for an output that the node does not have.
 `normdeploy.norms.onnx_norms`, `onnxruntime_norms` and `tensorrt_norms` contain the definitions. Their docstrings use
-these letters for sizes: N batches, C channels, S positions of a sequence, H the hidden size. Own ops are defined by the
-text of their function bodies instead, because files contain these bodies (`normdeploy.norms.normdeploy_ops`).
+these letters for sizes: N batches, C channels, S positions of a sequence, H the hidden size. normdeploy's own ops are
+defined by the text of their function bodies instead, because files contain these bodies
+(`normdeploy.norms.normdeploy_ops`).
 
 Three modules run the definitions: the float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover
 (`normdeploy.proof.norm_definitions`), and the writer that expands contrib and plugin ops

@@ -11,7 +11,7 @@ from typing import Any
 
 from .interpreter import Definition
 
-# Domain of own ops
+# Domain of normdeploy's own ops
 DOMAIN = "normdeploy"
 # Domain of onnxruntime's contrib ops
 CONTRIB = "com.microsoft"
@@ -52,7 +52,7 @@ class NormOp:
 
     Attributes:
         kind: kind of norm in reports: LayerNorm, RMSNorm, GroupNorm, ...
-        attributes: all attributes that a node may have. A node of an own op has all of them.
+        attributes: all attributes that a node may have. A node of one of normdeploy's own ops has all of them.
         optional: inputs that a node may omit.
         since: first opset in which the op has this meaning.
         bfloat16: first opset in which the op accepts bfloat16.
@@ -65,8 +65,8 @@ class NormOp:
         tensorrt: first version of TensorRT whose parser reads the op correctly. TensorRT-RTX reads all norm ops since
             1.4.
         layer: True if TensorRT has one fused layer for the op.
-        body: definition of an own op or a third-party op, which files contain: nodes in ONNX's textual syntax, or a
-            serialized function (`normdeploy.norms.function_bodies`).
+        body: definition of one of normdeploy's own ops, or of a third-party op, which files contain: nodes in ONNX's
+            textual syntax, or a serialized function (`normdeploy.norms.function_bodies`).
         definition: definition of any other op (`normdeploy.norms.interpreter`); None if it has no definition.
         package: installed package that defines the op; "" for all ops of the table.
     """

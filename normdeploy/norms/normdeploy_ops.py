@@ -1,4 +1,4 @@
-"""List own ops (domain ``normdeploy``), a row per op, with function bodies in standard ops.
+"""List normdeploy's own ops (domain ``normdeploy``), a row per op, with function bodies in standard ops.
 
 Own ops express norms that no single standard node can express. They are written on request (``--fuse portable``). The
 file contains the function body, so every runtime can run the op. A runtime with a fused kernel for the op uses the
@@ -6,8 +6,8 @@ kernel instead. Own ops compute in the dtype ``stash_type`` (1: float32, 11: flo
 the dtype of X. The float64 evaluation and the prover use the body too, so there is no second definition that could
 differ.
 
-The first group are norms over ``axes``, with a scale, and often a bias, that broadcasts to X. The axes are the trailing
-ones if the op has a kernel, otherwise any:
+The first group are norms over ``axes``, with a scale, and often a bias, that broadcasts to X. An op with a kernel needs
+the trailing axes, and an op without a kernel takes any axes:
 
 - RMSNorm: X / sqrt(mean(X²) + epsilon) · scale; ONNX has it from opset 23 on.
 - LayerNorm: (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias; with ddof 1 the variance is the
@@ -48,7 +48,7 @@ from .norm_op import DOMAIN, NormOp, OpOwner, make_row
 
 
 def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
-    """Build the row of an own op.
+    """Build the row of one of normdeploy's own ops.
 
     Bodies are written for opset 17 and newer. A kernel has the name of its op. TensorRT's parser reads functions from
     9.0 on.
@@ -84,7 +84,7 @@ _SQUARED = (
     " @stash_type> (of) q = Pow (x, two) {biased} root = Sqrt (biased)"
 )
 
-# onnxruntime fuses these nodes to one kernel. With Mul (x, x) instead of Pow, it would not.
+# onnxruntime fuses these nodes to one kernel. It would not fuse them with Mul (x, x) in place of Pow.
 _RMS = (
     "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
     f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
@@ -155,7 +155,7 @@ ROWS: tuple[NormOp, ...] = (
         "axes epsilon ddof stash_type",
         # Its result changes with an offset of X.
         centered=False,
-        # TensorRT also runs its body.
+        # No kernel is needed: TensorRT runs the body.
         plugin="",
         body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (x, r) {_SCALED}"
         " Y = CastLike (scaled, X)",
@@ -166,7 +166,7 @@ ROWS: tuple[NormOp, ...] = (
         "X scale",
         "axes epsilon stash_type",
         centered=False,
-        # TensorRT also runs its body.
+        # No kernel is needed: TensorRT runs the body.
         plugin="",
         body=f"{_SQUARED} {_EPSILON} r = Add (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
     ),
@@ -176,7 +176,7 @@ ROWS: tuple[NormOp, ...] = (
         "X scale",
         "axes epsilon stash_type",
         centered=False,
-        # TensorRT also runs its body.
+        # No kernel is needed: TensorRT runs the body.
         plugin="",
         body=f"{_SQUARED} {_EPSILON} r = Clip (root, small) normal = Div (x, r) {_SCALED} Y = CastLike (scaled, X)",
     ),

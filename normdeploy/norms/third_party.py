@@ -6,12 +6,12 @@ A package registers them under the domain of its ops, in its pyproject.toml:
     acme = "acme.norms:NORMS"
 
 The object is a `GuestNorm`, a list or tuple of them, or a function without parameters that returns one of these.
-Everything else follows from the row and the body, as for own ops. The node is recognized in files that contain it,
-evaluated in float64, proved and reported, and it stays float32 in a half-precision file. Claims of the package are not
-trusted: runtimes run the body, and the certificate is computed from the body. If a package writes a form that computes
-another function than the norm, the form is refused like any wrong rewrite.
+Everything else follows from the row and the body, as for normdeploy's own ops. The node is recognized in files that
+contain it, evaluated in float64, proved and reported, and it stays float32 in a half-precision file. Claims of the
+package are not trusted: runtimes run the body, and the certificate is computed from the body. If a package writes a
+form that computes another function than the norm, the form is refused like any wrong rewrite.
 
-Such nodes are written only with ``fuse="portable"``, before own ops are tried.
+Such nodes are written only with ``fuse="portable"``, before normdeploy's own ops are tried.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class GuestNorm:
     """One norm op of a package.
 
     Attributes:
-        op: name of the op. It must differ from the names of standard ops, own ops and other tools' norm ops, because
-            TensorRT's parser ignores the domain.
+        op: name of the op. It must differ from the names of standard ops, normdeploy's own ops and other tools' norm
+            ops, because TensorRT's parser ignores the domain.
         kind: kind of norm in reports, such as "ScaleNorm".
         inputs: names of the inputs, in the op's order: first "X", which is normalized, then "scale" and "bias". All
             listed inputs are required. X may have any shape; the form decides the shapes of scale and bias.
@@ -122,7 +122,7 @@ def third_party_row(domain: str | None, op: str) -> NormOp | None:
 
 
 def function_op_row(domain: str | None, op: str) -> NormOp | None:
-    """Find the row of an op whose body is stored in the file: an own op or a third-party op.
+    """Find the row of an op whose body is stored in the file: one of normdeploy's own ops, or a third-party op.
 
     Returns:
         the row, or None for every other op.
