@@ -40,9 +40,8 @@ def is_activation_accurate(
     Each kind of activation is tried once per graph.
 
     Returns:
-
-        True if the error is allowed, or if onnxruntime cannot run the nodes before the rewrite. False if
-        onnxruntime runs only the nodes before the rewrite, or if no trial can be made.
+        True if the error is allowed, or if onnxruntime cannot run the nodes before the rewrite. False if onnxruntime
+        runs only the nodes before the rewrite, or if no trial can be made.
     """
     rewrite = rewrite_of(graph, pair_of(graph, y, [x], nodes[-1].outputs[0]))
     if isinstance(rewrite, Refusal):

@@ -12,10 +12,10 @@ The rewrite is made for onnxruntime's CPU provider only (1.31.1). `benchmarks.wh
 models; without a mask the outputs are bit-equal. Swin's window attentions stay unchanged.
 
 **Masks.** For a row that a mask of −Inf hides entirely, ONNX's Attention gives zeros, and Softmax gives NaN.
-onnxruntime's kernel also gives zeros if the mask is the lowest float32 throughout, when Softmax gives the mean of all
-values. So the rewrite requires a proof that the mask hides no row entirely (`normdeploy.rewriting.hidden_mask_rows`),
-or that hidden rows of the result are multiplied by zero after the node. The kernel requires the full size of a mask's
-last two dims (`normdeploy.exporting.exporter_fixes` gives the reason).
+If the mask of a row is the lowest float32 throughout, onnxruntime's kernel also gives zeros, but Softmax gives the mean
+of all values. So the rewrite requires a proof that the mask hides no row entirely
+(`normdeploy.rewriting.hidden_mask_rows`), or that hidden rows of the result are multiplied by zero after the node. The
+kernel requires the full size of a mask's last two dims (`normdeploy.exporting.exporter_fixes` gives the reason).
 """
 
 from __future__ import annotations

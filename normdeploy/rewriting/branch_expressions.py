@@ -1,8 +1,8 @@
 """Express the weight of merged parallel branches for the prover, and state the two lemmas that the proof needs.
 
 **Displacements.** Let e = t·dilation − pad. For the output at place s, tap t of a convolution reads the input at place
-s·stride + e, or a zero if the input has no such place. Take two taps of any kernels with the same stride, e, input and
-number of outputs: they read the same numbers. So each e gives one linear map G_e of the places. With stride 1, e = 0
+s·stride + e, or a zero if the input has no such place. Two taps, also of different kernels, read the same numbers if
+stride, e, input and number of outputs are equal. So each e gives one linear map G_e of the places. With stride 1, e = 0
 and as many outputs as inputs, G_e is the identity.
 
 Proof: the place depends on t and pad only through e. For stride 1 and e = 0 it is s·1 + 0 = s, and the input has this
@@ -18,7 +18,7 @@ this form to itself. The prover sums over points with their weights w, so it wri
 wⱼ·(δᵢⱼ/wⱼ)·xⱼ = xᵢ. δ/w does not depend on the order of the places and has degree 0, so the proof's bound on degrees
 still holds. ∎
 
-The unit matrix is used only as part of a weight over which a product sums.
+The unit matrix is used only inside a weight. The product with the weight then sums over this axis.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _LONG = 4
 _FEW = 4
 # Maximum number of integers in a constant that is searched for lengths, such as the sizes of a Reshape
 _NAMED = 16
-# Ops whose kernel axes count taps, which are distinct, so such an axis is not a length that may vary
+# Ops with a kernel. The places of a kernel axis are distinct taps, so its length is not replaced by a symbol.
 _KERNELS = ("Conv", "ConvTranspose")
 
 

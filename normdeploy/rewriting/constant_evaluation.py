@@ -147,7 +147,7 @@ def _constant_norm_finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, 
 
 
 def _reason_not_stored(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
-    """Return the reason why a norm stays: that of the first node after it that has to stay."""
+    """Return the reason why a norm stays. It is the reason of the first node after the norm that has to stay."""
     stack = [node]
     seen = {id(node)}
     while stack:

@@ -181,7 +181,6 @@ def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
     """Replace the constants that a proved fold made of dequantized weights by DequantizeLinear nodes.
 
     Returns:
-
         ``form`` with these nodes; ``form`` itself if no dequantized weight takes part.
     """
     made: dict[int, _RescaledWeight] = {}

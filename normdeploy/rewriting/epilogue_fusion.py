@@ -33,10 +33,10 @@ from .proposals import NodeReplacement, Proposal, RewriteTarget
 
 @dataclass(frozen=True)
 class EpilogueFusion:
-    """Own op and the nodes that it replaces.
+    """One of normdeploy's own ops, and the nodes that it replaces.
 
     Attributes:
-        op: name of the own op.
+        op: name of this op.
         norm: result of the norm node.
         old: tensors that the op's outputs replace, the norm's result first.
         leaves: input data of the nodes before and after the fusion.
@@ -219,7 +219,7 @@ class _RowNorm:
 
 def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    # The node has an own op's name but not its inputs.
+    # The node has the name of one of normdeploy's own ops, but not the inputs of this op.
     if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):
         return None
     if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
@@ -353,10 +353,10 @@ def _format_attributes(attrs: Mapping[str, float | int]) -> str:
 
 
 def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
-    """Build the finding of an own op before the op is in the graph.
+    """Build the finding of one of normdeploy's own ops before the op is in the graph.
 
     Args:
-        norm: result of the norm in the own op.
+        norm: result of the norm in the op.
     """
     producer = graph.producer(norm)
     dtype = graph.dtype(norm)

@@ -463,7 +463,6 @@ def normal_numbers(count: int) -> np.ndarray:
     """Return standard normal numbers from a fixed pool, because drawing new numbers would take most of the time.
 
     Returns:
-
         (count,), the same numbers in each call.
     """
     return np.resize(_NORMAL, count)

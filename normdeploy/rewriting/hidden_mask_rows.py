@@ -32,7 +32,6 @@ def may_hide_row(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
         y: result of the attention.
 
     Returns:
-
         False only if no such row is possible.
     """
     if graph.is_constant(mask):
@@ -51,7 +50,6 @@ def value_bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
         deep: depth of the recursion.
 
     Returns:
-
         (lower, upper); None if the bounds are unknown, or if an element may be outside float32's range.
     """
     if graph.is_constant(t):

@@ -35,7 +35,6 @@ def replace_int32_codes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace int32 codes with a constant float32 scale by float32 constants.
 
     Returns:
-
         a changed copy; ``proto`` itself if it has no such codes.
     """
     if not any(

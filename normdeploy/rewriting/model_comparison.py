@@ -207,7 +207,7 @@ class BaselineModel:
 
         Args:
             before: the original model.
-                specs: specs of its inputs; those of the file are used if the names differ.
+            specs: specs of its inputs. If their names differ from the names in the file, the file's specs are used.
         """
         self.specs = specs
         self.notes: list[str] = []

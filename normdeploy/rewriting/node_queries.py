@@ -40,7 +40,6 @@ def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
         ops: op types; any if empty.
 
     Returns:
-
         the node; None if there are several readers, or the only reader is another op.
     """
     if graph.is_output(t) or not graph.is_read_once(t):

@@ -183,7 +183,9 @@ def _smaller_candidates(
 
 
 def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> ProposeResult:
-    """Fuse the written norm with the nodes before it, if the result is one node. Two small steps may be provable."""
+    """Fuse the written norm with the nodes before it, if the result is one node. Two small steps may be provable even
+    if one large step is not.
+    """
     node = next(n for n in form.nodes if n.op == form.op)
     around = candidate_at(search.graph, node)
     if around is None:

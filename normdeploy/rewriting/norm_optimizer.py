@@ -1,8 +1,8 @@
 """Drive the rewrites: recognize each norm, write it, certify it, and keep or undo the rewrite.
 
 Norms come first, in topological order. Then BatchNorms and other scales and shifts are folded into their neighbors.
-Then, if own ops are requested, norms are joined with their neighbors. A rewrite is certified before it is made, and a
-failed one is never applied.
+Then, if normdeploy's own ops are requested, norms are joined with their neighbors. A rewrite is certified before it is
+made, and a rewrite whose certificate fails is never applied.
 """
 
 from __future__ import annotations

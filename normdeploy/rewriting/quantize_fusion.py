@@ -2,7 +2,7 @@
 
 Rounding is not algebraic, so nothing is proved about it here. Instead, the op's body is compared with the norm node and
 the QuantizeLinear before anything is written: nodes, attributes and inputs must be equal. The norm node itself was
-proved before. So every runtime that runs the body rounds as before.
+proved before. So a runtime that runs the op by its body rounds exactly as it rounded the original nodes.
 
 An RMSNormalization (opset 23 and newer) is first rewritten as RMSNorm of this project, with a certificate.
 
@@ -37,7 +37,7 @@ from .structural_equality import describe_difference, full_attributes
 
 ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
-# Ops that become an own op before they are joined
+# Standard ops that are rewritten as one of normdeploy's own ops before they are joined
 _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}
 _KINDS = ("int8", "float8_e4m3fn")
 QUANTIZE = "QuantizeLinear"
@@ -49,7 +49,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
     """Propose to join ``node``, a QuantizeLinear or a Cast, with the norm before it. This changes the norm's finding.
 
     Returns:
-        the proposal; a remark with the reason if it is not possible; None without a norm before.
+        the proposal; a remark with the reason if it is not possible; None if no norm precedes ``node``.
     """
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None

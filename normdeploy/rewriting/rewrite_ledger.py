@@ -46,7 +46,7 @@ class RewriteOptions:
 
     Attributes:
         runtime: selects among equal standard forms.
-            fuse: "portable" to write own ops if no standard op expresses a norm.
+        fuse: "portable" to write normdeploy's own ops if no standard op expresses a norm.
         limit: highest opset of the result.
         unraised: reason why the file's opset cannot be raised.
         attentions: True if an attention may become one node when the runtime runs that faster; False before a
@@ -87,7 +87,6 @@ class RewriteOptions:
         """Return the runtime whose measured forms are written.
 
         Returns:
-
             "" to write each norm as a single node, because ``--fuse portable`` joins single nodes.
         """
         if self.runtime == "any" and self.fuse == "portable":
@@ -132,8 +131,9 @@ class RewriteLedger:
         self.non_norm_entries: list[LedgerEntry] = []
         self.gross: dict[RewriteStep, Finding] = {}
         self._kinds: dict[object, list[LedgerEntry]] = {}
-        # Trials that have not run yet, and below the outcomes of the trials that have.
+        # Trials that have not run yet
         self._waiting: list[tuple[_PlannedTrial, RoundingTrial]] = []
+        # Trials that have run, with their outcomes
         self._judged: list[tuple[_PlannedTrial, TrialOutcome]] = []
         self._behind: dict[str, Sequence[LedgerEntry]] = {}
         self._by_tensor: dict[str, LedgerEntry] = {}
@@ -199,7 +199,6 @@ class RewriteLedger:
         """Add ``entry`` to the norms of its kind.
 
         Returns:
-
             True if trials of enough norms of this kind are planned already.
         """
         likes = self._kinds.setdefault(kind, [])

@@ -61,12 +61,11 @@ def roll_back_differences(
         loads: True if the result has to run in onnxruntime whenever ``before`` does; False to only note a failure.
 
     Returns:
-
         ``made``, or the result without the omitted steps; notes; and True if the result ran in onnxruntime.
 
     Raises:
         ExportError: the result does not run or has other outputs, and no step causes this.
-            CertificateError: a step causes a difference, with ``strict``.
+        CertificateError: a step causes a difference, with ``strict``.
     """
     reference = BaselineModel(before, specs)
     if reference.failed is not None:

@@ -1,6 +1,6 @@
 """Build the inputs on which onnxruntime measures a rewrite's accuracy.
 
-There is one case per rewrite, with every pattern in some group.
+There is one case per rewrite. Each pattern fills at least one group of its input.
 
 Proofs do not depend on these inputs (`normdeploy.proof`). The inputs are chosen to show cancellation, small variances
 and large numbers.
@@ -100,7 +100,7 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
 def rounding_patterns(
     shape: tuple[int, ...], axes: tuple[int, ...], split: int | None, block: int, epsilon: float
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
-    """Lay out every pattern in some group; cached for norms with the same groups.
+    """Lay out the patterns so that each fills at least one group; cached for norms with the same groups.
 
     Args:
         shape: shape of the input.
@@ -145,7 +145,6 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
             shape in the file. If these shapes fail, all leaves get the shapes in the file.
 
     Returns:
-
         the case, and the largest sum of magnitudes in an output; None if all sizes have too many elements.
     """
     graph = rewrite.before.graph

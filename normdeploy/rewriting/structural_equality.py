@@ -1,4 +1,4 @@
-"""Compare the body of an own op with the nodes that it replaces.
+"""Compare the body of one of normdeploy's own ops with the nodes that the op replaces.
 
 The body and the nodes are equal if they have the same ops and attributes on the same tensors, in the same order.
 Nothing is evaluated, so non-algebraic ops are allowed.
@@ -71,7 +71,7 @@ class _FlatNode:
 
 
 def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_FlatNode]:
-    """Yield nodes, with own ops replaced by their bodies."""
+    """Yield nodes, with normdeploy's own ops replaced by their bodies."""
     for node in nodes:
         if node.domain == DOMAIN:
             row = OURS.get(node.op)

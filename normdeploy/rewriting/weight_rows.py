@@ -64,7 +64,6 @@ def weight_row(linear: ConstantLinear, table: np.ndarray, r: int) -> WeightRow:
         r: number of the row.
 
     Returns:
-
         the row; if it has too many inputs, only the largest inputs and some others spread evenly.
     """
     inputs = _first_input_channels(linear, table, np.array([r]))[0] + np.arange(table.shape[1])
@@ -97,7 +96,6 @@ def cancellation_factors(linear: ConstantLinear, table: np.ndarray, large: np.nd
         small: magnitudes of the inputs after cancellation, per input channel.
 
     Returns:
-
         for each row, the weighted sum of ``large`` divided by the weighted sum of ``small``.
     """
     rows = []
