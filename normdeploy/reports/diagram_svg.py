@@ -69,7 +69,8 @@ class DiagramLayout:
         Args:
             start: center of the first box.
             end: center of the second box.
-            center: x of the diagram's middle. The arrow goes around other boxes on the side on which most of it lies.
+            center: x of the diagram's middle. The arrow goes around other boxes on the side of the middle on which most
+                of the arrow lies.
             head: id of the SVG marker for the arrow's head.
 
         Returns:
@@ -145,7 +146,7 @@ def diagram_caption(boxes: Sequence[Mapping[str, Any]]) -> str:
     """Describe a diagram in words, for screen readers.
 
     Returns:
-        the norm's own ops, separated by spaces.
+        ops of the nodes that belong to the norm, separated by spaces.
     """
     return " ".join(box["op"] for box in boxes if box["own"]) or "nothing is left of it"
 

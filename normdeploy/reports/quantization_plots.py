@@ -55,7 +55,7 @@ def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
 
 
 def plot_costs(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """Plot the relative error of the outputs if only one layer is quantized, for each layer.
+    """For each layer, plot the relative error of the outputs when only this layer is quantized.
 
     Layers that were left in float are marked.
 
