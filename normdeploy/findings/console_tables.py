@@ -85,7 +85,8 @@ class WordTable:
     def _share_width(self, available: int) -> list[int]:
         """Distribute ``available`` characters among the columns.
 
-        Each column first gets the width of its longest word. The rest goes where it saves the most lines.
+        Each column first gets the width of its longest word. The remaining width goes to the columns in which it saves
+        the most lines.
         """
         rows = [cells for cells, _ in self.rows]
         if self.titled:

@@ -122,7 +122,7 @@ def without_numbers(text: str) -> str:
 def _merge_paths(findings: list[Finding]) -> list[FindingGroup]:
     """Merge findings whose paths differ only in numbers.
 
-    Paths are merged that differ in one number, beginning with the last number.
+    Paths that differ in one number are merged, beginning with the last number.
     """
     words = re.split(r"\d+", finding_name(findings[0]))
     rows: list[tuple[tuple[frozenset[int], ...], list[Finding]]] = [

@@ -30,9 +30,9 @@ class Certificate(ShortRepr):
     """Evidence for one rewrite (docs/explanation/certificates.md).
 
     ``identity`` decides whether the rewrite is made: True if the nodes before and after it compute the same function.
-    Method "exact" shows this for every input and size, at ``cases`` points of a finite field. The probability that it
-    is wrong is at most 2^-``bits``. Method "float64" evaluates both in float64 by the ops' specifications. They agree
-    within the relative error ``bound`` on every input of a test set.
+    Method "exact" shows this for every input and size, at ``cases`` points of a finite field. The probability that such
+    a proof is wrong is at most 2^-``bits``. Method "float64" evaluates both in float64 by the ops' specifications.
+    Their results agree within the relative error ``bound`` on every input of a test set.
 
     ``rounding_before`` and ``rounding_after`` are the errors of onnxruntime against float64, in the model's type. They
     are information only, unless the error is much larger than allowed (`normdeploy.rewriting.rounding_verdicts`).
@@ -236,7 +236,7 @@ class Finding(ShortRepr):
             equal norm with ddof 0.
         outside: True if epsilon is added to the root instead of the radicand.
         gamma: gamma for this ddof. None if the norm has no gamma, or if it is unknown because the norm was refused.
-        beta: beta, in the same way.
+        beta: beta for this ddof. None in the same cases as ``gamma``.
         statistics: type of the reductions, such as "float32", or "float16 and float32" for several types; "constant"
             for BatchNorm.
         half: the norm's constants after a conversion to each 16-bit type.
@@ -340,7 +340,7 @@ class QuantizedLayer(ShortRepr):
     Attributes:
         tensor: result of the layer; identifies the layer.
         op: Conv, ConvTranspose, Gemm, MatMul, MatMulInteger or ConvInteger.
-        input: tensor that is quantized before the layer. If none is, the tensor that the layer reads.
+        input: tensor that is quantized before the layer. If no tensor is quantized, the tensor that the layer reads.
         status: "quantized" (weight and input), "weight" (only the weight), "activation" (only the input) or "float".
         weight: type of the weight, for example "int8".
         granularity: granularity of the weight's scales, such as "tensor", "384 channels" or "blocks of 32".
