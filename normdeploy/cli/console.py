@@ -47,7 +47,7 @@ def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> No
 
 
 def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
-    """Check the same as `require_reports`, for single files. None is skipped."""
+    """Check the same as `require_reports`, for single files. A file that is None is skipped."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
