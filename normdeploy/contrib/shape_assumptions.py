@@ -1,8 +1,8 @@
 """Determine the sizes of a foreign node's inputs, from the file or else from the op's definition.
 
 An op's owner defines it for inputs whose shapes fit each other. Gamma is as long as the axis along which it lies, the
-groups divide the channels, and a second summand has the first one's shape or broadcasts to it. A certificate holds for
-such inputs.
+groups divide the channels, and a second summand has the first one's shape or broadcasts to it. A gate has that shape,
+and its norm's gamma may be as long as a whole fraction of the axis. A certificate holds for such inputs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
-# index of the residual input
+# index of the second summand, or of the gate: an input of the shape of the first one
 SKIPS = {
-    row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
+    row.op: row.inputs.index(name)
+    for row in ROWS
+    for name in ("residual", "gate")
+    if name in row.inputs and row.owner is not OpOwner.OURS
 }
 # kinds whose vectors lie along the last axes
 _TRAILING = ("LayerNorm", "RMSNorm")
@@ -60,7 +63,11 @@ def assume_shapes(
     summand = SKIPS.get(node.op_type)
     along = _vector_axes(op, attrs, len(x))
     vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
-    if op.row.owner is not OpOwner.ONNX_18:
+    if "gate" in op.row.inputs:
+        # The vector is as long as one of the norms that lie side by side in a row.
+        if x[-1].constant_value is None and isinstance(length := (vectors[0].dims or (None,))[-1], int):
+            x[-1] = length * Size.opaque("a head", first.name)
+    elif op.row.owner is not OpOwner.ONNX_18:
         _infer_sizes(op, x, along, vectors, attrs)
     if summand is not None and given[summand].dims is not None:
         for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):
