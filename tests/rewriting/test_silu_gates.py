@@ -44,6 +44,9 @@ KEPT = {
     "the product stays in float32": (
         f"n = {RMS}(x, s) n32 = Cast<to = 1>(n) {WIDE_GATE} p = Mul(n32, k) q = Exp(p) y = Cast<to = 10>(q)"
     ),
+    "SiLU of the norm's input": (
+        f"x32 = Cast<to = 1>(x) n = {RMS}(x32, t) e = Sigmoid(x32) k = Mul(x32, e) p = Mul(n, k) y = Cast<to = 10>(p)"
+    ),
     "a gate that was rounded to integers": (
         f"n = {RMS}(x, s) i = Cast<to = 7>(g) f = Cast<to = 10>(i) e = Sigmoid(f) k = Mul(g, e) y = Mul(n, k)"
     ),
