@@ -262,6 +262,33 @@ class ExpansionWriter(Interpreter):
     def split_into_groups(self, x: str, groups: int) -> str:
         return self("Reshape", x, self.make_int64_vector([0, groups, -1], "groups"))
 
+    def last_size_of(self, x: str) -> int:
+        size = self.shape_of(x)[-1]
+        if not isinstance(size, int):
+            raise RefusedError(f"the last size of {x!r} is not static")
+        return size
+
+    def split_last_axis(self, x: str, size: int) -> str:
+        shape = self.shape_of(x)
+        last = shape[-1]
+        if last == size:
+            return x
+        if not isinstance(last, int):
+            parts = -1
+        elif size < 1 or last % size:
+            raise RefusedError(f"the last size {last} of {x!r} is not divisible by {size}")
+        else:
+            parts = last // size
+        result = self.reshape(x, [*[0] * (len(shape) - 1), parts, size])
+        self._ranks[result] = len(shape) + 1
+        return result
+
+    def join_last_axes(self, y: str, x: str) -> str:
+        shape = self.shape_of(x)
+        if isinstance(shape[-1], int):
+            return self.reshape(y, [*[0] * (len(shape) - 1), shape[-1]])
+        return self.reshape_like(y, x)
+
     def reshape_per_channel(self, v: str, x: str) -> str:
         return self.reshape(v, [-1, *(1,) * (self.rank_of(x) - 2)])
 

@@ -2,7 +2,8 @@
 
 The definition of an op requires that its inputs' shapes fit each other. Gamma is as long as the axis along which it
 lies, and the groups divide the channels. A second summand has the shape of the first summand or broadcasts to it. A
-certificate holds for inputs that fit in this sense.
+gate has the shape of its norm's input, and the gamma of that norm may divide the axis. A certificate holds for inputs
+that fit in this sense.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
-# Op → index of its residual input.
+# Op → index of its residual input or gate, which has the shape of the first input.
 SKIPS = {
-    row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
+    row.op: row.inputs.index(name)
+    for row in ROWS
+    for name in ("residual", "gate")
+    if name in row.inputs and row.owner is not OpOwner.OURS
 }
 # Kinds of norms whose vectors lie along the last axes.
 _TRAILING = ("LayerNorm", "RMSNorm")
@@ -60,7 +64,11 @@ def assume_shapes(
     summand = SKIPS.get(node.op_type)
     along = _vector_axes(op, attrs, len(x))
     vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
-    if op.row.owner is not OpOwner.ONNX_18:
+    if "gate" in op.row.inputs:
+        # The vector is as long as one of the norms that lie side by side in a row.
+        if x[-1].constant_value is None and isinstance(length := (vectors[0].dims or (None,))[-1], int):
+            x[-1] = length * Size.opaque("a head", first.name)
+    elif op.row.owner is not OpOwner.ONNX_18:
         _infer_sizes(op, x, along, vectors, attrs)
     if summand is not None and given[summand].dims is not None:
         for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):

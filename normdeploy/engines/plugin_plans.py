@@ -212,6 +212,24 @@ def _plan_modulated_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     )
 
 
+def _plan_gated_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
+    x, scale, gate = node.inputs
+    if p.known_shape(x) != p.known_shape(gate) or None in p.known_shape(x) or p.dtype(x) != p.dtype(gate):
+        raise RefusedError("its input and its gate are not known to have the same shape and type")
+    last = len(p.known_shape(x)) - 1
+    parameters, shape = p.expand_parameters(x, [last], {"scale": (scale, 1.0)})
+    new = p.make_plugin_node(node.op, [x, *parameters, gate], node.outputs[0], epsilon=p.attributes(node)["epsilon"])
+    return PluginPlan(
+        (node,),
+        (node.outputs[0],),
+        p.data_inputs(x, (*parameters, gate)),
+        (new,),
+        shape,
+        tuple(range(last)),
+        f"plugin {node.op}",
+    )
+
+
 # ------------------------------------------------------------------ by channels
 
 
@@ -411,6 +429,7 @@ PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
     f"{DOMAIN}.AddLayerNorm": _plan_residual_norm,
     f"{DOMAIN}.AddRMSNorm": _plan_residual_norm,
     f"{DOMAIN}.ModulatedLayerNorm": _plan_modulated_norm,
+    f"{DOMAIN}.GatedRMSNorm": _plan_gated_norm,
     f"{DOMAIN}.GroupNormSiLU": _plan_group_norm_silu,
     f"{DOMAIN}.ChannelLayerNorm": _plan_instance_norm,
     **{row.name: _plan_quantizing_norm for row in OURS.values() if row.quantizes},

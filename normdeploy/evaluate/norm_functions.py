@@ -69,6 +69,25 @@ class ArrayInterpreter(Interpreter):
         """
         return y.reshape(x.shape)
 
+    def last_size_of(self, x: Array) -> int:
+        """Return the size of the last dim."""
+        return int(x.shape[-1])
+
+    def split_last_axis(self, x: Array, size: int) -> Array:
+        """Reshape (…, n) to (…, n / size, size).
+
+        Returns: a view if possible; ``x`` itself if n is ``size``.
+
+        Raises:
+            ValueError: ``size`` does not divide n.
+        """
+        n = x.shape[-1]
+        if n == size:
+            return x
+        if size < 1 or n % size:
+            raise ValueError(f"a last dim of {n} elements is not divisible into parts of {size}")
+        return x.reshape(*x.shape[:-1], n // size, size)
+
     def reshape_per_channel(self, v: Array, x: Array) -> Array:
         """Reshape ``v`` so that it broadcasts over the channels of ``x``.
 

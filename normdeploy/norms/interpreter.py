@@ -105,6 +105,26 @@ class Interpreter(ABC):
         """
 
     @abstractmethod
+    def last_size_of(self, x: Tensor) -> int:
+        """Return the size of the last axis; refuse a dynamic one."""
+
+    @abstractmethod
+    def split_last_axis(self, x: Tensor, size: int) -> Tensor:
+        """Reshape (…, n) to (…, n / size, size).
+
+        Returns:
+            ``x`` itself if n is ``size``.
+        """
+
+    def join_last_axes(self, y: Tensor, x: Tensor) -> Tensor:
+        """Reshape ``y`` back to the shape of ``x``, whose last axis `split_last_axis` split.
+
+        Returns:
+            a tensor of the shape of ``x``.
+        """
+        return self.reshape_like(y, x)
+
+    @abstractmethod
     def reshape_per_channel(self, v: Tensor, x: Tensor) -> Tensor:
         """Reshape (C,) so that it broadcasts to ``x`` of shape (N, C, …)."""
 

@@ -30,6 +30,8 @@ replaced, which runtimes may fuse themselves:
 - ModulatedLayerNorm: X̂ · (1 + scale) + shift over the last axis, with scale and shift of shape (B, 1, D); see DiT,
   Peebles, Xie 2022.
 - GroupNormSiLU: y · sigmoid(y) of y = GroupNormalization(X), from opset 21 on.
+- GatedRMSNorm: RMSNorm(X) · gate · sigmoid(gate) over the last axis; the gate has the shape of X. Mamba-2 (Dao and Gu
+  2024) has such a norm; in this order it is Qwen3-Next's.
 - LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize: the norm, or the residual add and the
   norm, then QuantizeLinear. Y has the type of y_zero_point, int8 or float8e4m3fn; the output ``sum`` is not quantized.
 - LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize: the same ops
@@ -84,12 +86,13 @@ _SQUARED = (
     " @stash_type> (of) q = Pow (x, two) {biased} root = Sqrt (biased)"
 )
 
-# onnxruntime fuses these nodes to one kernel. It would not fuse them with Mul (x, x) in place of Pow.
-_RMS = (
+# onnxruntime fuses these nodes to one kernel. With Mul (x, x) instead of Pow, it would not.
+_SCALED_RMS = (
     "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
     f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
-    f" r) {_SCALED} Y = CastLike (scaled, X)"
+    f" r) {_SCALED}"
 )
+_RMS = f"{_SCALED_RMS} Y = CastLike (scaled, X)"
 _ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
 _QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
 
@@ -241,6 +244,17 @@ ROWS: tuple[NormOp, ...] = (
         since=21,
         body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
         " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+    ),
+    _own_row(
+        "GatedRMSNorm",
+        "RMSNorm",
+        "X scale gate",
+        "epsilon stash_type",
+        joined=True,
+        centered=False,
+        body=_SCALED_RMS.replace("{of}", "X").replace("{biased}", "{last}")
+        + " gated = Cast <to: int = @stash_type> (gate) opened = Sigmoid (gated) silu = Mul (gated, opened)"
+        " product = Mul (scaled, silu) Y = CastLike (product, X)",
     ),
     _quantizing_row(
         "LayerNormalization",

@@ -172,6 +172,73 @@ def skip_group_norm(
     return ort_group_norm(o, total, scale, bias, **attributes), total
 
 
+def gated_rms_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    gate: Tensor,
+    *,
+    activation: str | bytes = "silu",
+    epsilon: float = EPSILON,
+    **_: Any,
+) -> Tensor:
+    """Define GatedRMSNorm: RMS norm of each C elements of a row, times scale, times SiLU or sigmoid of the gate.
+
+    Args:
+        x, gate: shape (…, H · C).
+        scale: shape (C,).
+        activation: "silu", its other name "swish", or "sigmoid".
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
+    if isinstance(activation, bytes):
+        activation = activation.decode(errors="replace")
+    if activation not in ("silu", "swish", "sigmoid"):
+        o.refuse(f"its activation is {activation!r}; expected 'silu', 'swish' or 'sigmoid'")
+    rows = o.split_last_axis(x, o.last_size_of(scale))
+    normal = o.standardize(rows, [-1], epsilon, centered=False).value
+    y = o("Mul", normal, o.widen_for_statistics(scale))
+    if rows is not x:
+        y = o.join_last_axes(y, x)
+    wide_gate = o.widen_for_statistics(gate)
+    if activation == "sigmoid":
+        factor = o("Sigmoid", wide_gate)
+    else:
+        factor = silu(o, wide_gate)
+    return o.cast_like(o("Mul", y, factor), x)
+
+
+def branchwise_rms_norm(
+    o: Interpreter, x: Tensor, scale: Tensor = None, *, num_branches: int = 0, epsilon: float = EPSILON, **_: Any
+) -> Tensor:
+    """Define BranchwiseRMSNorm: RMS norm of each branch of H elements.
+
+    Args:
+        x: shape (…, C, H), or (…, C · H) with ``num_branches`` = C.
+        scale: shape (H,), (C, H) or (C · H,); None for 1.
+
+    Returns:
+        Y, of the shape and dtype of x.
+    """
+    if num_branches < 0:
+        o.refuse(f"its number of branches is {num_branches}")
+    rows = x
+    if num_branches:
+        size = o.last_size_of(x)
+        if size % num_branches:
+            o.refuse(f"its last size {size} is not divisible into {num_branches} branches")
+        rows = o.split_last_axis(x, size // num_branches)
+    y = o.standardize(rows, [-1], epsilon, centered=False).value
+    if scale is not None:
+        if o.rank_of(scale) == 1:
+            scale = o.split_last_axis(scale, o.last_size_of(x) // max(num_branches, 1))
+        y = o("Mul", y, o.widen_for_statistics(scale))
+    if rows is not x:
+        y = o.join_last_axes(y, x)
+    return o.cast_like(y, x)
+
+
 def _contrib_row(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any) -> NormOp:
     return make_row(OpOwner.ONNXRUNTIME, *words, domains=domains, **more)
 
@@ -243,5 +310,21 @@ ROWS: tuple[NormOp, ...] = (
         "groups activation channels_last epsilon",
         "Y sum",
         definition=skip_group_norm,
+    ),
+    _contrib_row(
+        "GatedRMSNorm",
+        "RMSNorm",
+        "X scale gate",
+        "activation epsilon",
+        centered=False,
+        definition=gated_rms_norm,
+    ),
+    _contrib_row(
+        "BranchwiseRMSNorm",
+        "RMSNorm",
+        "X scale?",
+        "num_branches epsilon",
+        centered=False,
+        definition=branchwise_rms_norm,
     ),
 )

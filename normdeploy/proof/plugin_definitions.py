@@ -168,6 +168,13 @@ def _modulated_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Att
     return (m.add(m.mul(normal.value, m.add(m.number(1), scale)), shift),)
 
 
+def _gated_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """Compute GatedRMSNorm(x, gamma, gate) = RMSNorm(x, gamma)·gate·sigmoid(gate) over the last axis."""
+    x, gamma, gate = inputs
+    (normal,) = _rms_norm(m, [x, gamma], {**attrs, "axis": -1, "offset": 0.0})
+    return (m.mul(normal, apply_activation(m, gate, SILU)),)
+
+
 def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     return (instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
 
@@ -263,6 +270,7 @@ TABLE: dict[str, Definition] = {
     "AddLayerNorm": _add_layer_norm,
     "AddRMSNorm": _add_rms_norm,
     "ModulatedLayerNorm": _modulated_layer_norm,
+    "GatedRMSNorm": _gated_rms_norm,
     "StdNorm": _std_norm,
     "ChannelLayerNorm": _channel_layer_norm,
     "InstanceNorm": _instance_norm,

@@ -3,6 +3,7 @@
 - Add, then a norm over the last axis: AddLayerNorm, AddRMSNorm. The sum stays an output for the residual stream.
 - LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
 - GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
+- RMS norm over the last axis, times SiLU of a tensor of its shape: GatedRMSNorm (`normdeploy.rewriting.silu_gates`).
 
 At this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate
 does not rely on this match: it compares the computed functions.
@@ -29,6 +30,7 @@ from .certification import pair_of, unproved_finding
 from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
 from .node_queries import constant_number, is_standard_op, sole_consumer, standard_producer
 from .proposals import NodeReplacement, Proposal, RewriteTarget
+from .silu_gates import find_silu_gate, strip_widening_casts
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class EpilogueFusion:
         inputs: inputs of the op.
         attrs: attributes of the op.
         grouping: which elements are normalized together.
+        scale: constant scale of the norm; None if it is data.
         norm_op: type of the norm node.
         before: op types of the joined nodes before the norm.
         behind: op types of the joined nodes after the norm.
@@ -56,6 +59,7 @@ class EpilogueFusion:
     inputs: tuple[gs.Tensor, ...]
     attrs: dict[str, float | int]
     grouping: NormGrouping
+    scale: gs.Tensor | None
     norm_op: str
     before: str = ""
     behind: str = ""
@@ -74,7 +78,7 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         and not describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs)
     ):
         return _own_op_finding(graph, node, node.outputs[0], target)
-    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue):
+    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue, _match_gate):
         found = find(graph, node)
         if found is not None:
             return _epilogue_proposal(graph, found, target)
@@ -111,6 +115,7 @@ def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (*leaves, *parameters),
         attrs,
         NormGrouping(row.epsilon, row.centered, added=True),
+        parameters[0],
         node.op,
         add.op,
     )
@@ -146,6 +151,7 @@ def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (x, s, shift),
         attrs,
         NormGrouping(row.epsilon),
+        None,
         node.op,
         "Add",
         views=views,
@@ -189,6 +195,7 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         (x, scale, bias),
         given,
         NormGrouping(epsilon, groups=groups),
+        scale,
         node.op,
         behind=behind,
     )
@@ -206,6 +213,40 @@ def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
     if sole_consumer(graph, gate) is not None:
         return product.outputs[0]
     return None
+
+
+def _match_gate(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """Match an RMS norm that only a product with SiLU of a gate reads; the gate is data of the norm's shape."""
+    row = _match_row_norm(graph, node)
+    if row is None or row.centered or not all(map(graph.is_constant, node.inputs[1:])):
+        return None
+    x, scale = node.inputs[:2]
+    y = node.outputs[0]
+    # The body widens X itself, so a half-precision X before a Cast will do if the product is cast back.
+    narrow = strip_widening_casts(graph, x)
+    found = find_silu_gate(graph, y, graph.dtype(narrow))
+    if found is not None:
+        x = narrow
+    else:
+        found = find_silu_gate(graph, y, graph.dtype(x))
+    # A gate that is the norm's input is another function of one tensor.
+    if found is None or graph.is_constant(found.gate) or strip_widening_casts(graph, found.gate) is narrow:
+        return None
+    shape = graph.shape(x)
+    if not _is_static_shape(shape) or graph.shape(found.gate) != shape:
+        return None
+    return EpilogueFusion(
+        "GatedRMSNorm",
+        y,
+        (found.product,),
+        (x, found.gate),
+        (x, scale, found.gate),
+        {"epsilon": row.epsilon, "stash_type": row.stash},
+        NormGrouping(row.epsilon, centered=False, gated=True),
+        scale,
+        node.op,
+        behind=" ".join(n.op for n in found.nodes),
+    )
 
 
 @dataclass(frozen=True)
@@ -295,8 +336,8 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
         told = _own_op_finding(graph, node, found.norm, target)
     else:
         told = norm.finding
-    if len(found.leaves) < 3:
-        scale = graph.known_value(found.inputs[len(found.leaves)])
+    if found.scale is not None:
+        scale = graph.known_value(found.scale)
     else:
         scale = None
     return Proposal(

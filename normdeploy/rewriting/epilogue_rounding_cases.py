@@ -30,12 +30,14 @@ class NormGrouping:
         centered: True if the mean is subtracted.
         groups: number of channel groups; 0 for the last axis.
         added: True if x is the sum of the first two leaves.
+        gated: True if the norm is multiplied by SiLU of the second leaf.
     """
 
     epsilon: float
     centered: bool = True
     groups: int = 0
     added: bool = False
+    gated: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
         """Build the `NormFit` of a norm with this grouping.
@@ -102,9 +104,15 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
             return None
         x, *others = given.leaves
         gain = float(np.abs(1 + others[0] if scale is None else scale).max())
+        if grouping.gated:
+            gain *= float(np.abs(_silu(others[0])).max())
         fit = grouping.as_fit(x.shape)
         return make_norm_input(
             given, dtype, fit, fit.rows_of(x + others[0] if grouping.added else x), epsilon=grouping.epsilon, gamma=gain
         )
 
     return make_trial_of(choose_input, opset)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
