@@ -26,9 +26,9 @@ Op = tuple[str, str]
 
 
 def may_use_function_ops(proto: onnx.ModelProto) -> bool:
-    """Return whether the model may contain own ops or contains third-party ops with a function body.
+    """Return whether the model may contain own ops, or whether it contains third-party ops with a function body.
 
-    Returns: True also if it only imports our domain.
+    Returns: True also if the model imports normdeploy's domain without using it.
     """
     return any(o.domain == DOMAIN for o in proto.opset_import) or bool(_function_op_calls(proto))
 
@@ -114,7 +114,7 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
 
 
 def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
-    """Return the functions of those ``ops`` that have a body at this opset, without those ``present`` already."""
+    """Return a function for each of ``ops`` that has a body at this opset and no function in ``present`` yet."""
     rows = [(op, function_op_row(*op)) for op in sorted({*ops} - {*present})]
     return [norm_function_body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 

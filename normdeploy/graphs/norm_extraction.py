@@ -82,7 +82,7 @@ class NormExtractor:
         """Extract the nodes that make ``tensors``, and the constants that they read.
 
         Args:
-            shapes: shapes that are known better than the file states them.
+            shapes: shapes that are known more precisely than the file states them.
 
         Returns:
             The model; None if a tensor is not in this graph, the type of an input is unknown, or no output depends on

@@ -89,7 +89,7 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
 def _function_variant(
     function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[FunctionKey, onnx.FunctionProto]
 ) -> onnx.FunctionProto:
-    """Return the function without the omitted inputs; its nodes omit them in turn."""
+    """Return the function without the omitted inputs. Its nodes that read these inputs omit them too."""
     variant = onnx.FunctionProto()
     variant.CopyFrom(function)
     absent = {function.input[place] for place in omitted}

@@ -54,7 +54,7 @@ def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
 def forget_dim_names(graph: onnx.GraphProto) -> None:
     """Remove the names of dims in place.
 
-    onnxruntime reuses buffers for tensors with equal dims. It fails if a file gives the same name to dims that differ.
+    onnxruntime reuses buffers for tensors with equal dims. A run fails if dims with the same name have different sizes.
     """
     for v in (*graph.input, *graph.value_info, *graph.output):
         for dim in v.type.tensor_type.shape.dim:
@@ -64,7 +64,7 @@ def forget_dim_names(graph: onnx.GraphProto) -> None:
 def value_info_type(v: onnx.ValueInfoProto) -> Type:
     """Return the elem_type and the shape that a value_info declares.
 
-    Returns: None for each that is not declared; in the shape, None for an unnamed dynamic dim.
+    Returns: elem_type and dims. None replaces an undeclared elem_type, an undeclared shape, and an unnamed dynamic dim.
     """
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
@@ -126,7 +126,8 @@ def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProt
 def called_functions(
     defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
 ) -> list[onnx.FunctionProto]:
-    """Return the functions that ``body`` calls, directly or indirectly; a model of it needs no others.
+    """Return the functions that ``body`` calls, directly or indirectly. A model made of ``body`` needs no other
+    functions.
 
     Args:
         defined: the model's functions (`functions_by_key`).
