@@ -1,5 +1,5 @@
-"""Rewrite norm nodes that some version of TensorRT can't parse, or parses wrongly, as equal nodes that it parses
-correctly.
+"""Rewrite norm nodes that some version of TensorRT can't parse or parses wrongly. The new nodes compute the same
+function and are parsed correctly.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Implementation:
 
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
-# Op that some parser can't read -> function that plans its replacement.
+# Op that some version of TensorRT's parser can't read -> function that plans its replacement.
 OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
@@ -102,8 +102,8 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
 
 
 def plugins_available(norm_impl: str, runtime: str, version: str) -> bool:
-    """Check if some norms may become plugins. Own ops are useful only with plugins, because the parser inlines their
-    bodies otherwise.
+    """Check if some norms may become plugins. normdeploy's own ops are useful only if they may become plugins, because
+    otherwise the parser inlines their bodies.
 
     Returns:
         true if the kernels can be used.
@@ -152,8 +152,8 @@ def implement_norms(
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: version of the runtime; "" counts as the newest.
-        sizes: usual sizes of dynamic dims. A norm that has few long rows at these sizes runs in two launches of a
-            kernel (`normdeploy.engines.plugin_nodes`).
+        sizes: usual sizes of dynamic dims. If a norm has few but long rows at these sizes, its kernel runs in two
+            launches (`normdeploy.engines.plugin_nodes`).
 
     Returns:
         the model for the parser, and the form of each norm.
@@ -166,8 +166,8 @@ def implement_norms(
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    # If a function of the file has a node's op as its name, TensorRT's parser calls the function for the node, whatever
-    # the node's domain. So functions with such a name are renamed first, and they keep the new names.
+    # If a function of the file has the same name as a node's op, TensorRT's parser calls the function for the node,
+    # even if the domains differ. So functions with such a name are renamed first, and they keep the new names.
     proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(

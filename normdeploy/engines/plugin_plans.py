@@ -384,7 +384,7 @@ def _make_scale_shift_plan(
 
 
 def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node, ...]]:
-    """Return the name and the nodes of the activation if it alone reads ``y``; otherwise "none" and ()."""
+    """Return the name and the nodes of the activation if only this activation reads ``y``; otherwise "none" and ()."""
     if p.graph.is_output(y):
         readers = []
     else:

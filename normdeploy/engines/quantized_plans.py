@@ -30,8 +30,8 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
         the plan.
 
     Raises:
-        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the type,
-            or the GPU does not support the type.
+        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the
+            quantized type, or the GPU does not support this type.
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs
