@@ -21,8 +21,7 @@ _SECONDS = 10
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Return whether ``source`` has the form ``org/name`` and is not a local path, which means that neither this path
-    nor a folder ``org`` exists.
+    """Return whether ``source`` has the form ``org/name``, and neither this path nor a folder ``org`` exists.
 
     Returns:
         False also for a name with the suffix of a model file.

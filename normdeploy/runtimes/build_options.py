@@ -158,7 +158,7 @@ def _require_hardware(trt: Any, config: Any, name: str) -> None:
 
 
 def _require_lean_runtime(trt: Any, builder: Any) -> None:
-    """Build a one-layer engine to check that the lean runtime is installed, which a version-compatible engine contains."""
+    """Build a one-layer engine to check that the lean runtime is installed. Version-compatible engines contain it."""
     flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     x = network.add_input("x", trt.float32, (1,))
