@@ -19,8 +19,7 @@ RuntimeCache = Literal["keep", "off"]
 # Form of the norms in an engine.
 NormImpl = Literal["native", "plugin", "auto"]
 
-# Opsets to which ``export`` can write. torch silently accepts other opsets, but then writes a file of a different
-# opset.
+# Opsets to which ``export`` can write. For any other opset, torch silently writes a file of a different opset.
 OPSETS = range(18, 26)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)

@@ -13,9 +13,9 @@ _STATEMENT = 50
 def line_of_key(text: str, path: Sequence[str | int]) -> int:
     """Find the line that sets the value at ``path``, or at the longest part of ``path`` that the file contains.
 
-    tomllib reports no positions. But a file is a list of statements. The shortest beginning of the file that is valid
-    TOML and contains the key ends with the line that sets the key. Longer beginnings contain the key too, so a binary
-    search finds this line.
+    tomllib reports no positions. But a file is a list of statements. Consider the first n lines of the file that form
+    valid TOML. With the smallest n for which they contain the key, the last of these lines sets the key. For larger n,
+    they contain the key too, so a binary search finds this line.
 
     Returns:
         line number, starting at 1.

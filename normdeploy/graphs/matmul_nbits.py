@@ -46,8 +46,8 @@ def expand_node(
 
     Args:
         fresh: makes a tensor name that is not in use yet.
-            constant: adds an initializer under an unused name and returns the name.
-            stored: returns the value of an initializer; None for any other tensor.
+        constant: adds an initializer under an unused name and returns the name.
+        stored: returns the value of an initializer; None for any other tensor.
 
     Yields: the new nodes in topological order.
     """

@@ -23,7 +23,7 @@ _DAMAGED = (
 # Maximum size in bytes of all arrays together. A zip of a few kilobytes can claim any size.
 LIMIT = 8 * 2**30
 
-# Maximum number of names, and of characters of a message, that an error quotes.
+# Maximum number of names that an error lists, and maximum number of characters that it quotes from a message.
 _SHOWN = 4
 _LONGEST = 200
 
