@@ -54,7 +54,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class GemmaRMSNorm(nn.Module):
-    """RMS norm that stores weight − 1 as its parameter. It multiplies by the weight in float32, before it casts back."""
+    """RMS norm whose parameter is weight − 1. It multiplies by the weight in float32, before it casts back."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()

@@ -86,8 +86,8 @@ def last(x: Tensor, axis: int) -> bool:
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    """List the tactics. For small images, a row is a whole sample if the size of a sample is a multiple of 16 bytes,
-    but the size of one channel's image (7 × 7) is not.
+    """List the tactics. For small images, a row may be a whole sample. This is so if a sample is a multiple of 16
+    bytes, but one channel's image (7 × 7) is not.
 
     Returns:
         tactics, the default first.

@@ -150,7 +150,7 @@ def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple
 
 
 def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape]) -> object:
-    """Build a key from everything that a proof depends on. The key does not depend on the names of tensors and symbols."""
+    """Build a key from everything that a proof depends on. Names of tensors and symbols do not change the key."""
     node = writer.node
     tensors: dict[str, int] = {}
     symbols: dict[str, int] = {}

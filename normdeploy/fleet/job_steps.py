@@ -279,7 +279,7 @@ def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
 
 
 def _path_in_folder(file: Path, taken: Mapping[str, Path]) -> str:
-    """Choose the path of a file in the step's folder: the file's own name, unless another file already has this name."""
+    """Choose the path of a file in the step's folder: the file's own name, unless another file has this name."""
     number = 0
     while taken.get(place := f"files/{number}/{file.name}" if number else f"files/{file.name}", file) != file:
         number += 1

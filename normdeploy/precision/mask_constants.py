@@ -82,7 +82,7 @@ class _MaskPath:
 
 
 def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """If a ConstantOfShape has a number outside the range of ``form``, replace it by an Expand of a constant, in place."""
+    """Replace each ConstantOfShape whose number is outside the range of ``form`` by an Expand of a constant, in place."""
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
