@@ -6,7 +6,8 @@ from typing import Literal, get_args
 
 # Runtimes that a file can be written for.
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
-# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also own ops with function bodies.
+# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also allows normdeploy's own ops with
+# function bodies.
 Fuse = Literal["standard", "portable"]
 # Runtimes that build engines.
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]

@@ -313,7 +313,7 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     Args:
         n: length of a row; None if it is known only at run time.
         heavy: True if the kernel computes or reads more for each element than a norm alone. Then tactics with fewer
-        threads, or with pieces instead of idle lanes, come first, because they are faster.
+            threads, or with pieces instead of idle lanes, come first, because they are faster.
 
     Returns:
         tactics, the default first.

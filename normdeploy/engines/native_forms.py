@@ -20,7 +20,8 @@ _HALVES = ("float16", "bfloat16")
 
 
 def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan to replace RMSNormalization by the own op RMSNorm, whose function body every TensorRT from 9.0 on can parse.
+    """Plan to replace RMSNormalization by normdeploy's own op RMSNorm. Every TensorRT from 9.0 on can parse its
+    function body.
 
     Returns:
         the plan.

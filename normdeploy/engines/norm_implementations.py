@@ -49,7 +49,7 @@ from .plugin_proof import propose_plan
 PLUGINS_SINCE = (10, 9)
 _IR_OF_FUNCTIONS = 8
 STAGE = "engine"
-# Name of the form of an own op that is replaced by its function body.
+# Name of a norm's form: one of normdeploy's own ops is replaced by the nodes of its function body.
 WRITTEN_OUT = "standard nodes"
 
 Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
@@ -148,7 +148,7 @@ def implement_norms(
 
     Args:
         proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; every op of the domain ``normdeploy``
-            counts as an own op. The model is not changed.
+            counts as one of normdeploy's own ops. The model is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: version of the runtime; "" counts as the newest.
@@ -405,7 +405,7 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
-    """Check if a node is an own op that contains a norm and QuantizeLinear, and is not a plugin.
+    """Check if a node is one of normdeploy's own ops, contains a norm and QuantizeLinear, and is not a plugin.
 
     TensorRT-RTX's parser (1.7) reads a function with QuantizeLinear only once; at the second call it fails, because the
     layer's name is already used.

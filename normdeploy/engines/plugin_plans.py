@@ -18,7 +18,7 @@ from .quantized_plans import plan_quantized_norm
 
 
 def qualified_op_name(node: gs.Node) -> str:
-    """Return the op's name, with the domain if it is an own op.
+    """Return the op's name, with the domain if it is one of normdeploy's own ops.
 
     Returns:
         for example "LayerNormalization" or "normdeploy.RMSNorm".

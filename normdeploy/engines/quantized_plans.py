@@ -1,5 +1,5 @@
-"""Map an own op that contains a norm and QuantizeLinear to a plugin node, or give the reason why no kernel accepts
-it.
+"""Map one of normdeploy's own ops, which contains a norm and QuantizeLinear, to a plugin node. If no kernel accepts the
+op, give the reason.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class CellOutcome(ShortRepr):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """Finished job, with the end of each of its steps in the order of the steps."""
+    """Finished job, with the outcome of each of its steps in the order of the steps."""
 
     job: FleetJob
     steps: tuple[StepEnd, ...]

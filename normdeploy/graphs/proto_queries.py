@@ -116,7 +116,7 @@ def module_from_scope(value: str) -> str:
 
 
 def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """Return the functions of the file itself, without those of own ops and third-party ops.
+    """Return the functions of the file itself, without the functions of normdeploy's own ops and of third-party ops.
 
     Returns: functions by their key.
     """

@@ -77,8 +77,8 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
     """Compute the range of each quantized tensor of the main graph.
 
-    The quantized tensors are outputs of QuantizeLinear on data, and of own ops that contain a QuantizeLinear. The scale
-    must be one constant.
+    The quantized tensors are outputs of QuantizeLinear on data, and of normdeploy's own ops that contain a
+    QuantizeLinear. The scale must be one constant.
 
     Returns: output tensor → (lowest, highest) representable number.
     """

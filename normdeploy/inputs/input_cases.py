@@ -36,7 +36,7 @@ SMALL = 1e-4
 SMALL_IN_HALF = 1e-2
 # Maximum number of input elements of a case at max sizes, as a multiple of the number at the opt sizes.
 _AFFORDABLE = 8
-# Number of input elements that a case may always have, even if it exceeds the limit above.
+# Number of input elements that a case may always have, even if this number exceeds the limit above.
 _ALWAYS = 1024
 # Maximum number of dims that are tried at their max size one by one.
 _MOST_ALONE = 64

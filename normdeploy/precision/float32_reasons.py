@@ -81,7 +81,7 @@ Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
-    """Return a reason if the node's op alone is one; otherwise None."""
+    """Return a reason if the node's op alone is a reason; otherwise None."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
         return "control flow", made, "all nodes in a body of control flow stay float32", None

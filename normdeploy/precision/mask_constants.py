@@ -82,7 +82,7 @@ class _MaskPath:
 
 
 def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """Replace each ConstantOfShape whose number is outside the range of ``form`` by an Expand of a constant, in place."""
+    """Replace each ConstantOfShape of a number outside the range of ``form`` by an Expand of a constant, in place."""
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
@@ -106,8 +106,8 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
 
     The replacement, called the floor, is −1.5·2ᵏ, with k as large as the type and the number of added masks allow.
     Scores can be added to it without overflow. If a small score is added to the floor, the sum rounds to the floor, as
-    with float32's lowest number. Its exponential is 0, and a fully masked row does not become NaN. Numbers that are
-    compared with each other keep their order.
+    with float32's lowest number. The exponential of the floor is 0, and a fully masked row does not become NaN. Numbers
+    that are compared with each other keep their order.
 
     Returns:
         the new arrays, and the tensors that the masks reach.

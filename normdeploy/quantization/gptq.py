@@ -11,7 +11,7 @@ rounded rows are
 This formula is LDLQ. It gives the same numbers as GPTQ, but needs no inverse of H (Chee et al., QuIP, arXiv 2307.13304,
 theorem 6). H's diagonal is increased by a share of its mean, which is called damping. There are few samples, and
 damping reduces the effect of correlations that occur only in these samples. A convolution is one such product per
-group, and x is a window of its input.
+group, where x is a window of the convolution's input.
 
 Biases are not changed, except for shifts (`bias_corrections`). A bias could also correct the mean error of its layer
 (Nagel et al., arXiv 1906.04721, 4.2). But then `verify` could not compare the biases of the file with the biases of the

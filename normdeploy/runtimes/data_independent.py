@@ -1,10 +1,10 @@
 """Find integers that do not depend on data: they are computed, through floats, from sizes, integers and single numbers.
 
-Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The float
-before such a cast often is exactly the number at which the integer changes: 4·log(8/4)/log(4) is 2. With the float32
-constants of a file, the same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either of the
-two integers. With the wrong integer, the run reads another row of a table than the model. An allowed error that covers
-this difference would also accept a file that really reads a wrong row.
+Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The float that
+is cast often lies exactly where the integer changes: 4·log(8/4)/log(4) is 2. With the float32 constants of a file, the
+same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either of the two integers. With the
+wrong integer, the run reads another row of a table than the model. An allowed error that covers this difference would
+also accept a file that really reads a wrong row.
 
 So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
 one element is data or a weight, so it is not settled. A constant with several integers of at most 8 bits is not settled

@@ -30,8 +30,8 @@ from .data_independent import DataIndependent, find_data_independent, is_index_o
 from .ort_runner import OrtRunner
 
 _OF_SHAPES = ("Shape", "Size")
-# Errors that numpy and Python raise if operands do not fit an op, for example if a floating operand is an integer or an
-# axis is a fraction.
+# Errors that numpy and Python raise if operands do not fit an op, for example integers instead of floats, or fractions
+# as axes.
 _UNFIT = (
     *(ArithmeticError, LookupError, ValueError, TypeError, AssertionError, AttributeError, MemoryError),
     StopIteration,
@@ -58,7 +58,8 @@ class NodeChange:
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the functions of ``proto``, except those of own ops, which the evaluator computes directly.
+    """Inline the functions of ``proto``, except the functions of normdeploy's own ops, which the evaluator computes
+    directly.
 
     Returns:
         An inlined copy, or ``proto`` itself if there is nothing to inline.
@@ -132,7 +133,7 @@ class Float64Evaluator:
         return find_data_independent(nodes, reads, self.types, given)
 
     def apply_stated_types(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
-        """Round the operands of a node that turns settled floats into integers to the file's types.
+        """Round the operands of a node to the file's types, if the node turns settled floats into integers.
 
         Settled floats and integers are defined in `data_independent`. A node that computes settled floats is also
         evaluated in the file's types.

@@ -51,7 +51,7 @@ _TOLD = 400
 _SMALL = 2**12
 # Maximum total size of external weights, in bytes beyond twice the size of their files.
 _SHARED = 64 << 20
-# Domain that ONNX's checker does not know. It skips nodes of this domain.
+# Domain that ONNX's checker does not know, so that the checker skips nodes of this domain.
 _APART = "normdeploy.contrib"
 
 
