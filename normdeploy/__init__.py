@@ -61,7 +61,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """List the verbs, for ``dir`` and for completion, before the first one is used."""
+    """List the verbs, for ``dir`` and for completion, even before a verb is used."""
     return sorted({*globals(), *__all__})
 
 

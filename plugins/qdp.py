@@ -72,7 +72,7 @@ def register() -> tuple[str, ...]:
 
 def compute_capability() -> tuple[int, int]:
     """Return the compute capability for which kernels are compiled: NORMDEPLOY_COMPUTE_CAPABILITY (such as "8.9"), else
-    that of the GPU in use.
+    the compute capability of the GPU in use.
 
     Returns:
         (major, minor).

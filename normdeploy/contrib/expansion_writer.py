@@ -114,7 +114,7 @@ class ExpansionWriter(Interpreter):
         return kind
 
     def learn_elem_type(self, t: str, *alike: str) -> None:
-        """Set the type of ``t`` to that of ``alike`` if the file does not state it.
+        """If the file does not state the type of ``t``, set it to the type of ``alike``.
 
         Raises:
             RefusedError: the type is unknown or not floating.

@@ -312,7 +312,9 @@ def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tup
 
 
 def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
-    """Replace the old nodes by the new ones if their equality is proved. Return "" if so, else the reason."""
+    """Replace the old nodes by the new nodes if a proof shows that they are equal. Return "" after a replacement, else
+    the reason.
+    """
     decided = build.rewriter.prove_proposal(propose_plan(build.planner.graph, planned))
     if isinstance(decided, DecidedProposal):
         build.rewriter.apply_decided(STAGE, decided)

@@ -131,7 +131,7 @@ class PluginPlanner:
         """Check if a tensor is read by a node or is an output of the graph.
 
         Returns:
-            true if so; false also for an omitted tensor.
+            true if the tensor is read or is an output; false also for an omitted tensor.
         """
         return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
 
@@ -168,7 +168,7 @@ class PluginPlanner:
 
         Args:
             given: name -> (tensor, value to use if the tensor is missing). The tensors broadcast to x.
-            channels: true if the tensors are vectors along the one axis in ``axes`` instead.
+            channels: true if the tensors do not broadcast to x, but are vectors along the only axis in ``axes``.
 
         Returns:
             the expanded tensors, and the shape of x with dims filled in from them.

@@ -2,7 +2,7 @@
 
 An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them. It never
 writes into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and
-boolean ones keep their dtype.
+boolean tensors keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence

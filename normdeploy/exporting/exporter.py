@@ -191,7 +191,8 @@ def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
 
 
 def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
-    """Map torch's symbols, or expressions of symbols, to the user's names, from inputs that have both.
+    """Map torch's symbols, or expressions of symbols, to the user's names. The names come from the inputs, whose dims
+    have both a symbol and a name.
 
     Raises:
         InputError: a dim requested as dynamic is fixed in the graph, or one size has two names.

@@ -88,7 +88,7 @@ def _start_call(request: dict[str, Any]) -> _RunningCall:
 
 
 def _run_in_fork(request: dict[str, Any]) -> NoReturn:
-    """Run the requested module. This is called in the fork, ends the fork, and never returns."""
+    """Run the requested module. This function is called in the fork, ends the fork, and never returns."""
     code = 1
     try:
         os.setpgid(0, 0)

@@ -68,8 +68,8 @@ class RemoteBackend:
             ) from error
         self.url, self._options, self._held = url, options, _LeaseRenewer(self)
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
-        # Without this option, s3fs would first query the size, to read a large file in parts. That would be two
-        # requests for each record.
+        # Without this option, s3fs would first query the size, to read a large file in parts. Each record would then
+        # take two requests.
         known = inspect.signature(self.files.cat_file).parameters
         if "max_concurrency" in known:
             self._whole = {"max_concurrency": 1}

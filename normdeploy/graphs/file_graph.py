@@ -477,7 +477,7 @@ def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """List the inputs whose values matter. CastLike's second input only provides a type.
 
-    Returns: the inputs without omitted ones.
+    Returns: the inputs that are not omitted.
     """
     if node.op == "CastLike":
         inputs = node.inputs[:1]

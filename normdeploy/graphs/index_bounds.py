@@ -302,7 +302,9 @@ class _BoundsAnalysis:
 
 
 def _merge_sources(origins: Iterable[_IndexSource]) -> frozenset[_IndexSource]:
-    """Merge the origins of each input or dim into one that covers them all; no origin remains if there are too many."""
+    """Merge the origins of each input or dim into a single origin that covers them. If too many origins remain, return
+    no origin.
+    """
     merged: dict[tuple[str, bool], _IndexSource] = {}
     for origin in origins:
         other = merged.get((origin.what, origin.counted), origin)

@@ -103,7 +103,7 @@ def _function_variant(
 
 
 def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[FunctionKey]) -> None:
-    """Remove those of the ``replaced`` functions that nothing calls any more."""
+    """Remove each of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
         calls = {function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}

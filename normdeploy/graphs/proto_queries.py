@@ -195,7 +195,7 @@ def may_draw(proto: onnx.ModelProto) -> bool:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node's bodies read, including those of their own tensors.
+    """Return the names that a node's bodies read, including names of the bodies' own tensors.
 
     Returns: an empty set for a node without bodies.
     """

@@ -32,7 +32,7 @@ Shape = list["Size | None"]
 
 
 class ShapedGraph(Graph):
-    """Graph that computes missing shapes when the first one is needed."""
+    """Graph that computes all missing shapes when the first missing shape is needed."""
 
     _worked_out = False
 

@@ -94,7 +94,7 @@ def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelP
 
 @dataclass(frozen=True)
 class ShapeContradiction:
-    """Tensor whose declared shape or type differs from the one that its node computes.
+    """Tensor whose declared shape or type differs from the shape or type that its node computes.
 
     Attributes:
         stated: declared dims, as in `Dims`.

@@ -64,8 +64,8 @@ _MADE = 2**20
 _READ = 2**13
 # Maximum number of elements in the results of a folded node, if they are not positions, masks or rows of tables.
 _GROWN = 2**18
-# Maximum number of elements of an initializer that is compared with other initializers to merge equal ones. The limit
-# covers tables of positions, which some files store once per layer.
+# Maximum number of elements of an initializer that takes part in the merging of equal initializers. The limit covers
+# tables of positions, which some files store once per layer.
 _ALIKE = 2**16
 # Maximum number of inputs of a node. With more inputs, merging equal initializers takes minutes, because each merge
 # scans all inputs.

@@ -77,7 +77,7 @@ def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
     except Exception:
-        # The model is not in the cache. The error is LocalEntryNotFoundError, HFValidationError or another one.
+        # The model is not in the cache. The error may be LocalEntryNotFoundError, HFValidationError or any other error.
         return None
     weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     if (folder / "config.json").is_file() and weights:

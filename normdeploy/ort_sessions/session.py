@@ -312,9 +312,9 @@ class _CrashRisks:
     """Nodes that may end the process.
 
     Attributes:
-        always: nodes that may do so on any inputs.
-        empty: nodes that may do so only on inputs without an element.
-        unknown: True if some node may do so and it is unknown which node.
+        always: nodes that may end the process on any inputs.
+        empty: nodes that may end the process only on inputs without an element.
+        unknown: True if some node may end the process and it is unknown which node.
     """
 
     always: Sequence[str] = ()

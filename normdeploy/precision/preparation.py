@@ -26,8 +26,8 @@ _OLDEST = 16
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
     """Copy the file for the conversion to half precision.
 
-    In the copy, all functions except own and third-party ops are inlined, and constants are initializers. For bfloat16,
-    the opset is raised if more ops of the file support bfloat16 in the newer opset.
+    In the copy, constants are initializers. Functions are inlined, except those of normdeploy's own ops and of
+    third-party ops. For bfloat16, the opset is raised if more ops of the file support bfloat16 in the newer opset.
 
     Returns:
         the copy, and notes about the opset.

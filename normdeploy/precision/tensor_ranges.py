@@ -68,7 +68,7 @@ class TensorRange:
         """Merge two ranges.
 
         Returns:
-            the smallest range that contains both.
+            the smallest range that contains both ranges.
         """
         return TensorRange(min(self.low, other.low), max(self.high, other.high))
 

@@ -110,7 +110,7 @@ def select_feeding_integers(
     Args:
         nodes: settled nodes, in the order of computation.
         reads: function that returns the settled nodes that a node reads.
-        floats: those of ``nodes`` that compute floats.
+        floats: the nodes in ``nodes`` that compute floats.
 
     Returns:
         The nodes that turn settled floats into integers, and the float nodes that these nodes depend on.

@@ -39,7 +39,7 @@ class LoadFailure:
         message: the reason: the ops without a kernel, or onnxruntime's own message if every op has a kernel.
         loads: the file loads, but does not run.
         kernels: only CPU kernels are missing.
-        foreign: the only missing kernels are of ops whose domain is not that of ONNX, onnxruntime or normdeploy.
+        foreign: kernels are missing only for ops of domains other than ONNX's, onnxruntime's and normdeploy's.
     """
 
     message: str

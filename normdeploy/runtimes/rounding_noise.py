@@ -14,8 +14,8 @@ convolution with a bias), most roundings of the running sums go in the same dire
 in the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). This error depends on the
 data, so `float32_sum_error` computes it: it adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). The rounding error of a bin in which
-the products cancel is as large as that of any other bin of the frame.
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). All bins of a frame have the same
+rounding error, even bins in which the products cancel.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ class Float64Runner(_TorchRunner):
     """Runner of the reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set
     to float64.
 
-    Inputs are upcast, so they have the same values as for the model in its own dtype. Floating outputs are float64.
-    ``model`` itself is not changed; its parameters are upcast one at a time as they are used.
+    Inputs are upcast, so their values are the same as in the model's own dtype. Floating outputs are float64. ``model``
+    itself is not changed; its parameters are upcast one at a time as they are used.
 
     Raises:
         NormdeployError: the graph reads the bits of a floating tensor, which differ in float64.
