@@ -1,6 +1,6 @@
 """Define a hand-written batch norm (row S1b, and part of S1e).
 
-In training it uses the statistics of the batch, in eval mode the running statistics.
+In training mode it uses the statistics of the batch. In eval mode it uses the running statistics.
 
 Source: Ioffe, Szegedy, "Batch Normalization", arXiv 1502.03167, algorithms 1 and 2.
 """

@@ -62,7 +62,7 @@ class Case:
         make: returns the module in eval mode, with parameters and running statistics that are random but the same at
             each call.
         expect: for each norm, in the order of the graph, the ONNX op type that it must become. "folded" means that no
-            norm node remains, and "A|B" that either op is right. Empty for a lookalike.
+            norm node remains. "A|B" means that either op is right. Empty for a lookalike.
         reason: for a lookalike, the property that distinguishes it from a norm; "" for a norm.
     """
 
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def dynamic(self) -> bool:
-        """Return True if any dimension may be dynamic."""
+        """Return True if some dimension may be dynamic."""
         return any(not isinstance(size, int) for spec in self.inputs for size in spec.shape)
 
     @property
@@ -134,8 +134,8 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
     The state of torch's global random generator does not change.
 
-    Constructors set the parameters of norms to ones and zeros. A lost gamma or beta would not be noticed then, so these
-    parameters are drawn at random.
+    Constructors set the parameters of norms to ones and zeros. With such parameters, a rewrite that loses gamma or beta
+    would not be noticed. So these parameters are drawn at random.
 
     Returns:
         the module.

@@ -35,8 +35,8 @@ SENTENCES = (
     "How do I reset my password?",
     "I forgot my login and can't get into my account.",
 )
-# Allowed difference of similarities, as a number of roundings. Six layers have about 16 operations each, and each
-# operation rounds the components of vectors of length one once.
+# Allowed difference of similarities, as a number of roundings. Each of the six layers has about 16 operations, and each
+# operation rounds the components of vectors of length one. So there are about 100 roundings.
 ROUNDINGS = 100
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 

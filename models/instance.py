@@ -30,7 +30,8 @@ class InstanceNorm2d(nn.Module):
 class ChannelsLastInstanceNorm(nn.Module):
     """Instance norm S3b of (m, H, W, C), over (H, W), with biased variance.
 
-    Its source calls it "layer norm for convolution outputs", but it has statistics per channel and sample.
+    The source of this class calls it "layer norm for convolution outputs", but its statistics are per channel and
+    sample.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:

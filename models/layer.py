@@ -1,6 +1,7 @@
 """Define hand-written layer norms (rows S0a, S0b, S1a, S2a, S2b, S3a).
 
-All compute x̂ = (x − mean) / sqrt(var + eps) with statistics per sample. They differ in dims, ddof and epsilon.
+All of these norms compute x̂ = (x − mean) / sqrt(var + eps) with statistics per sample. They differ in dims, ddof and
+epsilon.
 
 Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, equation 3.
 """
@@ -66,8 +67,8 @@ class UnbiasedLayerNorm(nn.Module):
 class LayerNorm(nn.Module):
     """Layer norm over the last ``len(normalized_shape)`` dims, with biased variance.
 
-    It is the row S2a for the shape [D] (one mean per token), S2b for [S, D] (one mean per sample), and the layer norm
-    of S1e for [C, H, W].
+    For the shape [D], it is the row S2a (one mean per token). For [S, D], it is S2b (one mean per sample). For [C, H,
+    W], it is the layer norm of S1e.
     """
 
     def __init__(self, normalized_shape: Sequence[int], eps: float = 1e-5, affine: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Define lookalikes of the table's norms. Deployment must leave them unchanged, and report them with a reason.
+"""Define lookalikes of the table's norms. Deployment must leave lookalikes unchanged, and report them with a reason.
 
 A case with ``expect`` is a trap: it may be rewritten, but only to the expected node, and a careless recognition would
 write another node. ``reason`` is a keyword of the reason that the report must give. It is empty for a trap that may be
@@ -226,7 +226,7 @@ LOOKALIKES: tuple[Case, ...] = (
         "dynamic",
         DYNAMIC_IMAGE,
     ),
-    # Batch norms that can't be folded into the linear op next to them
+    # Batch norms that can't be folded into the neighboring linear op
     case(
         "weight_standardization", lambda: StandardizedConv2d(3, 8, 3), (3, 3, 6, 7), row="lookalike", reason="training"
     ),
@@ -246,7 +246,8 @@ LOOKALIKES: tuple[Case, ...] = (
         FOLDED,
         row="trap",
     ),
-    # Norms that look like another norm. Their shapes are square, so that no check of shapes detects the difference.
+    # Norms that look like another kind of norm. Their inputs have axes of equal sizes, so that no check of shapes
+    # detects the difference.
     case(
         "gamma_of_another_axis",
         lambda: Affine(lambda x: centred(x, 1) / torch.sqrt(second(x, 1) + EPS), 8),

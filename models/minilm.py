@@ -108,7 +108,7 @@ NAMES = (
     (r"norm\.weight$", "norm.gamma"),
     (r"norm\.bias$", "norm.beta"),
 )
-# Parameters that are not used, because the mean of the token vectors replaces the pooler
+# Names of parameters that are not used, because the mean of the token vectors replaces the pooler
 UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 

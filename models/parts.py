@@ -116,7 +116,7 @@ EPSILONS: tuple[float, ...] = (1e-5, 1e-12, 1e-8, 1e-6, 1e-3)
 
 
 def pairwise(*choices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield combinations such that any two options of different choices occur together at least once.
+    """Yield combinations of options. Any two options of different choices occur together in at least one combination.
 
     The result is a covering array of strength 2, built greedily and deterministically.
 

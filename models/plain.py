@@ -73,7 +73,7 @@ class LayerNorm1d:
 
 
 class PlainHolder(nn.Module):
-    """Module with an optional linear layer and, after it, a plain norm as an attribute."""
+    """Module with an optional linear layer, followed by a plain norm that is stored as an attribute."""
 
     def __init__(self, norm: BatchNorm1d | LayerNorm1d, linear: nn.Linear | None = None) -> None:
         super().__init__()

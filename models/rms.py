@@ -54,7 +54,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class GemmaRMSNorm(nn.Module):
-    """RMS norm that stores its weight minus 1, and multiplies by the weight in float32, before it casts back."""
+    """RMS norm whose parameter is weight − 1. It multiplies by the weight in float32, before it casts back."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GemmaRMSNorm(nn.Module):
 
 
 class T5LayerNorm(nn.Module):
-    """RMS norm that T5 calls a layer norm. Only the variance is float32; the input keeps its type."""
+    """RMS norm that T5 calls a layer norm. Only the variance is computed in float32; the input keeps its type."""
 
     def __init__(self, hidden: int, eps: float = 1e-6) -> None:
         super().__init__()

@@ -111,7 +111,8 @@ class SpelledGroup(nn.Module):
     """Group norm of (N, C, H, W) in a given spelling.
 
     ``view`` is the shape in which the norm is computed: "3d" is (N, G, −1), "4d" is (N, G, C/G, −1), and "5d" is (N, G,
-    C/G, H, W). Gamma and beta follow after the view back, but in "5d" they are applied in the view.
+    C/G, H, W). Gamma and beta are applied after the view back to (N, C, H, W). Only in "5d" are they applied in the
+    view.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ def groups() -> Iterator[Case]:
     for count, view, variance, root, affine in pairwise(
         ("2", "1", "8"), ("3d", "5d", "4d"), variances, tuple(ROOTS), affines
     ):
-        # With G = 1, the statistics are the statistics of a layer norm; with G = C, of an instance norm. Without gamma
-        # and beta, any of the three ops is one node.
+        # With G = 1, the statistics are those of a layer norm. With G = C, they are those of an instance norm. Without
+        # gamma and beta, a single node of any of the three ops computes the norm.
         op = {"1": LN, "2": GN, "8": f"{IN}|{GN}"}[count] if affine != "absent" else f"{GN}|{IN}|{LN}"
         # With ddof 1, the number of elements n must be known, because only then is eps·(n − 1)/n a constant.
         image: tuple[Size, Size] = (6, 7) if "unbiased" in variance else (HEIGHT, WIDTH)

@@ -171,7 +171,7 @@ def over_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def over_too_many(x: torch.Tensor) -> torch.Tensor:
-    """Divide Σc² by n + 1: a layer norm with epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n).
+    """Divide Σc² by n + 1 instead of n: a layer norm with epsilon ε·(n + 1)/n, scaled by sqrt((n + 1)/n).
 
     Returns:
         like x.

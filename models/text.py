@@ -14,8 +14,8 @@ class PositionBatchNorm(nn.Module):
 
     The variance is biased, for the output and for the running value.
 
-    ``momentum`` k is the weight of the old value. ``update`` selects one of two spellings of the same moving average:
-    "blend" is m = m·k + batch·(1 − k), and "step" is m −= (m − batch)·(1 − k).
+    ``momentum``, called k here, is the weight of the old value. ``update`` selects one of two spellings of the same
+    moving average: "blend" is m = m·k + batch·(1 − k), and "step" is m −= (m − batch)·(1 − k).
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """normdeploy: PyTorch models in onnxruntime and TensorRT with every normalization fused or folded, and proved.
 
-Each verb of the command line is a function of this package (``__all__``). Importing the package loads no heavy library;
-the first use of a verb does. The import also turns off the telemetry of an onnxruntime imported later
-(docs/reference/privacy.md).
+Each verb of the command line is a function of this package (``__all__``). Importing the package loads no heavy library.
+The first use of a verb loads the libraries that this verb needs. The import also turns off the telemetry of an
+onnxruntime imported later (docs/reference/privacy.md).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """List the verbs, for ``dir`` and for completion, before the first one is used."""
+    """List the verbs, for ``dir`` and for completion, even before a verb is used."""
     return sorted({*globals(), *__all__})
 
 

@@ -74,7 +74,7 @@ UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, 
 def is_float_dtype(dtype: np.dtype) -> bool:
     """Return whether ``dtype`` is a floating type, including bfloat16 and the 8-bit floating types.
 
-    Returns: False also for 2-bit and 4-bit integers, which have numpy's kind "V" as bfloat16 does.
+    Returns: False also for 2-bit and 4-bit integers, which have the same numpy kind as bfloat16, "V".
     """
     return dtype.kind == "f" or (dtype.kind == "V" and not _is_narrow_integer_dtype(dtype))
 

@@ -35,8 +35,8 @@ def describe_environment() -> dict[str, str]:
     Returns:
         key -> version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...
     """
-    # The command line imports this module at its start. Importing importlib.metadata there would make the start a tenth
-    # slower.
+    # The command line imports this module at its start. Importing importlib.metadata at the top of the file would make
+    # the start 10 % slower.
     import importlib.metadata
 
     versions = {}

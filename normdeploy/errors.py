@@ -7,7 +7,7 @@ its traceback.
 
 import re
 
-# Start of a text file that Git LFS puts in place of a large file.
+# First bytes of the text file that Git LFS stores in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -69,9 +69,9 @@ class RuntimeCrash(GraphError):
     """Runtime crashes when it opens a file."""
 
 
-# Exit code if nothing failed but something was not run, because a GPU or a package is missing.
+# Exit code if no check failed, but some checks were not run because a GPU or a package is missing.
 NOT_RUN = 3
-# Start of the message that every verb prints with this exit code.
+# Start of the message that a verb prints when it ends with the exit code `NOT_RUN`.
 NEITHER = "not run, so neither passed nor failed"
 
 
@@ -93,11 +93,12 @@ _LONGEST = 2000
 
 
 def escape_line(text: str) -> str:
-    """Put a text on one line without control characters. Names in the text come from files, and a terminal would obey
-    control characters in them.
+    """Put a text on one line without control characters. Names in the text come from files, and a terminal would
+    execute control characters in these names.
 
-    A line feed in a name could fake a line of our output. ``::error::`` is a command to a CI server, even in the middle
-    of a text if a table wraps the text there. A text longer than a screen loses its middle.
+    A line feed in a name could fake a line of our output. A CI server executes ``::error::`` as a command. This may
+    even happen with ``::error::`` in the middle of a text, if a table wraps the text there. A text longer than a screen
+    loses its middle.
 
     Returns:
         the safe text.

@@ -6,14 +6,14 @@
     normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.third_party_rules`
     normdeploy.translations   operators of torch in ONNX                     `normdeploy.translations`
 
-An entry point is code that the user put into this Python by installing the package, and it runs with all rights. A
-model file can't contain an extension. An extension is imported when its name is used: by a domain in a file, or by an
-option. ``fuse="portable"`` imports all norms, because it tries every form, and ``check`` imports all rules. ``-v`` logs
-the names of imported extensions. ``import normdeploy`` alone imports no extension.
+An entry point is code that the user added to this Python by installing its package. The code runs with all of the
+user's rights. A model file can't contain an extension. An extension is imported when its name is used: by a domain in a
+file, or by an option. ``fuse="portable"`` imports all norms, because it tries every form, and ``check`` imports all
+rules. ``-v`` logs the names of imported extensions. ``import normdeploy`` alone imports no extension.
 
 ``--no-extensions``, the environment variable NORMDEPLOY_NO_EXTENSIONS, or `disabled` in Python turn all extensions off.
 Nothing is registered globally, so calls with and without extensions in one process do not affect each other. Each
-folder of ``sys.path`` is scanned once; later installations are found by the next process.
+folder of ``sys.path`` is scanned once per process. A package that is installed later is found only by the next process.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def disabled(off: bool = True) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     """Scan the installed packages; ``path`` is ``sys.path``, so that a changed path is scanned again."""
-    # The command line imports this module at its start. Importing importlib.metadata there would make the start a tenth
-    # slower.
+    # The command line imports this module at its start. Importing importlib.metadata at the top of the file would make
+    # the start 10 % slower.
     from importlib.metadata import entry_points
 
     brought = []
@@ -159,6 +159,6 @@ def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ..
             package = point.dist.name
             folder = str(point.dist.locate_file(""))
         brought.append(Extension(group, point.name, point.value, package, point, folder))
-    # A package may be on the path twice; its entry points count once.
+    # A package may be on the path twice, so duplicates of its entry points are dropped.
     once = {(e.name, e.package, e.value): e for e in brought}
     return tuple(once[key] for key in sorted(once))

@@ -1,8 +1,8 @@
 """Log the work of a verb to standard error with ``-v``, one line per step with the time.
 
-All lines go through the logger "normdeploy", so that programs that call the verbs can use them. The log contains stages
-with their seconds, written files, each norm's outcome and reason, and code of other packages that runs. The debug level
-adds each failed attempt to read a norm.
+All lines go through the logger "normdeploy", so that programs that call the verbs can collect them. The log contains
+stages with their seconds, written files, each norm's outcome and reason, and code of other packages that runs. The
+debug level adds each failed attempt to read a norm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loaded models and the description of their inputs.
 
-Every loader returns a ``LoadedModel``. Export, verification and the demo take one. A ``LoadedModel`` holds an
-ExportedProgram, never a live module. The program is a copy, so the user's object stays untouched, and its graph can run
-in float64.
+Every loader returns a ``LoadedModel``. Export, verification and the demo take a ``LoadedModel``. A ``LoadedModel``
+holds an ExportedProgram, never a live module. The program is a copy, so the user's object does not change, and the
+program's graph can run in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# min, opt and max of a dynamic dim whose range neither the model nor the user gives.
+# Default min, opt and max of a dynamic dim, if neither the model nor the user states its range.
 DEFAULT_SIZES = (1, 8, 64)
 
 
@@ -89,7 +89,7 @@ class Dim:
         return sizes.get(self.name, self.opt)
 
     def with_ranges_of(self, dims: Mapping[str, Dim]) -> Dim:
-        """Replace this dim's range, or the ranges of its terms.
+        """Replace this dim's range. If the dim is a sum, replace the ranges of its terms.
 
         Args:
             dims: named dims with their new ranges.
@@ -270,10 +270,11 @@ class ModelSignature:
         kind: form in which the loader received the model.
         sha256: hash of the model's file; "" for a live module.
         recorded: flags, as JSON values, with which ``load`` would return the same model.
-        taken: dim name -> source of the assumed maximum, for each dim whose maximum is not stated.
+        taken: dim name -> source of the assumed maximum, for each dim whose maximum the user does not state.
         claimed: the inputs as the tested file declares them, in the same order; () unless the file's ranges are
             narrower than those of ``inputs``.
-        word: name of the file or record that ``inputs`` come from; "" if they come from the model itself or the user.
+        word: name of the file or record that ``inputs`` come from; "" if ``inputs`` come from the model itself or from
+            the user.
     """
 
     inputs: tuple[InputSpec, ...]

@@ -6,7 +6,8 @@ from typing import Literal, get_args
 
 # Runtimes that a file can be written for.
 Runtime = Literal["any", "onnxruntime", "onnxruntime-accurate", "tensorrt", "tensorrt-rtx"]
-# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also own ops with function bodies.
+# Ops that a file may use: "standard" allows only ONNX's standard ops, "portable" also allows normdeploy's own ops with
+# function bodies.
 Fuse = Literal["standard", "portable"]
 # Runtimes that build engines.
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]
@@ -19,8 +20,7 @@ RuntimeCache = Literal["keep", "off"]
 # Form of the norms in an engine.
 NormImpl = Literal["native", "plugin", "auto"]
 
-# Opsets to which ``export`` can write. torch silently accepts other opsets, but then writes a file of a different
-# opset.
+# Opsets to which ``export`` can write. For any other opset, torch silently writes a file of a different opset.
 OPSETS = range(18, 26)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 NORM_IMPLS: tuple[NormImpl, ...] = get_args(NormImpl)

@@ -73,7 +73,7 @@ class Option:
 
     @property
     def toml_key(self) -> str:
-        """Return the option's key in a ``fleet.toml``: the flag without "--", with _ for -."""
+        """Return the option's key in a ``fleet.toml``: the flag without "--", and with "_" instead of "-"."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def value_of(self, given: Any, default: Any) -> Any:

@@ -1,9 +1,10 @@
 """Compile kernels ahead of time to portable PTX, and cache the PTX on disk by content.
 
 The PTX runs on every driver from CUDA 12.0 on that supports the GPU. This module makes Triton's output portable and
-checks it, so that a fault is an error now instead of a broken engine later. Triton's two hidden parameters (global and
-profile scratch) must be unused, and are removed. A target such as ``sm_90a`` becomes the plain architecture ``sm_90``,
-because no instruction needs the features of the suffix. The PTX must not contain the path of a source file.
+checks it, so that a fault raises an error now instead of breaking an engine later. Triton's two hidden parameters
+(global and profile scratch) must be unused, and are removed. A target such as ``sm_90a`` becomes the plain architecture
+``sm_90``. This is possible because no instruction of the kernels needs the features of the suffix. The PTX must not
+contain the path of a source file.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 from ._launch import QUANTIZED, Launch, Op, Tensor
 from ._ptxas import without_spills
 
-# Compute capability → PTX version, as ten times the number. The version is 8.0 (CUDA 12.0, drivers from R525 on), or
-# the first version that supports the capability (8.6: R565, 8.7: R570). Triton would choose a version that many drivers
-# do not support. A GPU that is not listed, such as 10.3 or 12.1, uses the kernel of the next lower capability: without
+# Compute capability → PTX version times ten. The version is 8.0 (CUDA 12.0, drivers from R525 on), or the first version
+# that supports the capability (8.6: R565, 8.7: R570). Triton would choose a version that many drivers do not support. A
+# GPU that is not listed, such as 10.3 or 12.1, uses the kernel of the next lower capability: without
 # architecture-specific instructions, PTX runs on every later GPU (PTX ISA, ".target").
 PTX_VERSIONS = {(7, 5): 80, (8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 80, (10, 0): 86, (12, 0): 87}
 CAPABILITIES = tuple(PTX_VERSIONS)
@@ -42,7 +43,7 @@ class Compiled:
     Attributes:
         name: name of the kernel's entry function; contains a digest of the PTX.
         shared: shared memory of a block, in bytes.
-            warps: number of warps of a block.
+        warps: number of warps of a block.
         arguments: names of the int32 arguments, which are passed between inputs and outputs.
     """
 
@@ -71,7 +72,7 @@ def target_of(capability: tuple[int, int]) -> tuple[int, int]:
     """Return the compute capability to compile for.
 
     Returns:
-        the nearest of CAPABILITIES that is not above the GPU's.
+        the highest of CAPABILITIES that is not above the GPU's compute capability.
 
     Raises:
         AotError: the GPU is older than all of CAPABILITIES.
@@ -87,7 +88,7 @@ def specialized(launch: Launch) -> dict[str, int]:
     """Select the scalars that the kernel is compiled for.
 
     Returns:
-        every constant size except the number of rows, because a constant number of rows makes no kernel faster.
+        every constant size except the number of rows. A constant number of rows would make no kernel faster.
     """
     return {name: value for name, value in launch.scalars.items() if isinstance(value, int) and name != "rows"}
 
@@ -95,7 +96,7 @@ def specialized(launch: Launch) -> dict[str, int]:
 def compile_launch(
     op: Op, launch: Launch, inputs: Sequence[Tensor], outputs: Sequence[Tensor], capability: tuple[int, int]
 ) -> Compiled:
-    """Compile the kernel of ``launch`` for a compute capability and all later ones, or read it from the cache.
+    """Compile the kernel of ``launch`` for a compute capability and all higher ones, or read the kernel from the cache.
 
     Returns:
         the kernel; its name contains a digest of the PTX.
@@ -202,7 +203,8 @@ def _compile(
     from triton.knobs import compilation
     from triton.runtime.errors import PTXASError
 
-    # Pointers from cudaMalloc and TensorRT are aligned to at least 16 bytes. Without this hint, loads are 2 bytes wide.
+    # Pointers from cudaMalloc and TensorRT are aligned to at least 16 bytes. Without this hint, each load would be only
+    # 2 bytes wide.
     hints = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
     version = max(PTX_VERSIONS[capability], FP8_PTX if f"*{QUANTIZED['fp8']}" in signature.values() else 0)

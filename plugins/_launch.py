@@ -1,5 +1,5 @@
-"""Describe an op's kernel launch in values that Triton's interpreter, the ahead-of-time compiler, GPU tests and
-TensorRT can all use.
+"""Describe an op's kernel launch by values that four users share: Triton's interpreter, the ahead-of-time compiler, GPU
+tests and TensorRT.
 
 Sizes are ints or TensorRT's symbolic expressions. Expressions support only ``+ − * //`` and ``==``, with an int on the
 right.
@@ -22,7 +22,7 @@ TEXTS = ("none", "relu", "silu", "int8", "fp8")
 
 
 class Unknown:
-    """Size that is unknown when the engine is built; nothing is computed from it."""
+    """Size that is unknown when the engine is built. No other value is computed from this size."""
 
     is_fake = True
 
@@ -96,7 +96,7 @@ class Op:
         types: one letter for each input, then for each output. T is the data's type. P is the parameters' type: the
             data's type or fp32. F is fp32. Q is the quantized type of the attribute ``to``.
         attributes: name -> Python type.
-        tiles: lists the tactics, the default first; it may use constant sizes only.
+        tiles: function that lists the tactics, the default first. It may use only constant sizes.
         launch: makes the launch of a tactic.
         reference: computes the op on float64 arrays, with attributes as keywords.
         shapes: computes the outputs' shapes from the inputs' shapes, which may be symbolic; None if each output has the
@@ -254,7 +254,8 @@ def programs(size: Size) -> Size:
     """Return a grid of ``size`` programs.
 
     Returns:
-        at least 1, because CUDA refuses a grid of 0. If the batch is empty, all rows of the one program are masked.
+        at least 1, because CUDA refuses a grid of 0. For an empty batch, there is one program, all of whose rows are
+        masked.
     """
     return size + (size == 0) * 1
 
@@ -271,8 +272,8 @@ def next_power_of_2(n: int) -> int:
 # Maximum number of elements that one program keeps in registers. With 16,384 elements and 8 or more warps, nothing
 # spills in any type (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
-# Maximum default number of warps. More warps wait for each other in every reduction: on an H200, a LayerNorm of 16,384
-# columns took 109 µs with 16 or 32 warps, and 75 µs with 8 (benchmarks/results/kernels.md).
+# Maximum number of warps by default. With more warps, the warps wait longer for each other in every reduction: on an
+# H200, a LayerNorm of 16,384 columns took 109 µs with 16 or 32 warps, and 75 µs with 8 (benchmarks/results/kernels.md).
 USUAL_WARPS = 8
 # Tactics for a program that reads a row in pieces, as (elements of a piece, warps), the default first. 8 elements per
 # thread, which are one access of 16 bytes in half precision, take 40 to 56 registers in most kernels. 16 elements per
@@ -282,7 +283,8 @@ LOOPED = ((4096, 16), (2048, 8), (8192, 16), (1024, 4))
 # 112 µs with pieces of 1024 elements, 107 µs with 4096, 93 µs with 8192 and 80 µs with 16,384. Groups of 20,480
 # elements took 85 µs with 4096, 92 µs with 8192 and 108 µs with 16,384.
 LONG = ((8192, 16), (4096, 16), (16384, 16))
-# Elements per program from which a block has enough loads in flight. Several shorter rows share one program.
+# Minimum number of elements per program with which a block has enough loads in flight. Rows shorter than this share a
+# program.
 SMALL_TILE = 2048
 
 
@@ -296,7 +298,8 @@ def warps_for(elements: int, per_thread: int) -> int:
 
 
 def usual_warps(elements: int) -> int:
-    """Return the default number of warps: 16 elements per thread, or more elements if that would exceed USUAL_WARPS.
+    """Return the default number of warps. A thread gets 16 elements, or more if the number of warps would exceed
+    USUAL_WARPS.
 
     Returns:
         1 to USUAL_WARPS.
@@ -309,7 +312,7 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
 
     Args:
         n: length of a row; None if it is known only at run time.
-            heavy: True if the kernel computes or reads more for each element than a norm alone. Then tactics with fewer
+        heavy: True if the kernel computes or reads more for each element than a norm alone. Then tactics with fewer
             threads, or with pieces instead of idle lanes, come first, because they are faster.
 
     Returns:
@@ -328,8 +331,8 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     if heavy:
         one = max(SMALL_TILE // 2, block)
         tiles.insert(0, Tile(one // block, block, min(USUAL_WARPS, warps_for(one, 32))))
-    # Rows whose length is not a multiple of 4 load 2 bytes at a time. A program of one warp then needs half as many
-    # instructions.
+    # If the length of a row is not a multiple of 4, loads are only 2 bytes wide. In this case, a program of one warp
+    # needs half as many instructions.
     if n % 4 and block <= 256:
         tiles.insert(0, Tile(256 // block, block, 1))
     pieces = in_pieces(n, block)
@@ -339,17 +342,18 @@ def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
 
 
 def in_pieces(n: int, block: int) -> list[Tile]:
-    """Return the tile that reads a row of ``n`` elements in pieces, although ``block`` elements fit into registers.
+    """Return the tile that reads a row of ``n`` elements in pieces, if pieces are faster although ``block`` elements
+    fit into registers.
 
     Returns:
         a list of one tile; an empty list if pieces have no advantage.
     """
     piece = n & -n
     idle = 4 * (block - n) >= block
-    # For example, with rows of 5120 or 10240 elements, more than a third of the lanes would be idle.
+    # Without pieces, more than a third of the lanes would be idle, for example for rows of 5120 or 10240 elements.
     if idle and piece >= 256:
         return [Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True)]
-    # For example, rows of 1152 elements.
+    # This applies, for example, to rows of 1152 elements.
     if idle and piece == 128:
         return [Tile(1, 512, 2, loop=True)]
     # A tile of this size leaves no registers for a second block on the multiprocessor.
@@ -359,8 +363,8 @@ def in_pieces(n: int, block: int) -> list[Tile]:
 
 
 def row_launch(kernel: Any, x: Tensor, axis: int, tile: Tile, constants: dict[str, Any], **scalars: Size) -> Launch:
-    """Make the launch of a kernel over rows. The dims from ``axis`` on form a row; the product of the dims before is
-    the number of rows.
+    """Make the launch of a kernel over rows. The dims from ``axis`` on form a row. The product of the dims before
+    ``axis`` is the number of rows.
 
     Returns:
         the launch.

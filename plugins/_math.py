@@ -19,7 +19,8 @@ def tile_rows(rows, n, ROWS: tl.constexpr):
     """Compute the rows of this program.
 
     Returns:
-        int64 ``[ROWS]`` (a tensor may have more than 2³¹ elements), and a mask of rows that exist and have elements.
+        row numbers as int64 ``[ROWS]``, because a tensor may have more than 2³¹ elements; and a mask of the rows that
+        exist and have elements.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return row, (row < rows) & (n > 0)
@@ -48,8 +49,7 @@ def parts(size, BLOCK: tl.constexpr):
 @triton.jit
 def inside(live, held, ROWS: tl.constexpr):
     """Combine the masks of a tile: ``held`` for the elements of a row, and ``live`` for the rows. A program with a
-    single row ignores ``live``, because this row always exists. Without these predicates the kernel needs fewer
-    registers.
+    single row ignores ``live``, because this row always exists. A kernel that ignores ``live`` needs fewer registers.
 
     Returns:
         mask of the tile.
@@ -59,7 +59,7 @@ def inside(live, held, ROWS: tl.constexpr):
 
 @triton.jit
 def is_wide(n, ptr):
-    """Check if every row of ``n`` elements begins at a multiple of 16 bytes, if the tensor begins at such a multiple.
+    """Check if every row of ``n`` elements begins at a multiple of 16 bytes, provided that the tensor itself does.
 
     Returns:
         true or false.
@@ -69,7 +69,7 @@ def is_wide(n, ptr):
 
 @triton.jit
 def widened(n, ptr, WIDE: tl.constexpr):
-    """Return ``n``. If `is_wide`, write it as a multiple of the number of elements in 16 bytes.
+    """Return ``n``. If `is_wide` holds, write ``n`` as a multiple of the number of elements in 16 bytes.
 
     Only in this form does the compiler know that addresses are multiples of 16. ``tl.multiple_of`` of an argument has
     no effect on the addresses.
@@ -84,7 +84,7 @@ def widened(n, ptr, WIDE: tl.constexpr):
 # This is a constexpr_function, because the result of a `triton_config.jit` function is not a constant in Triton 3.6.
 @triton.constexpr_function
 def half(SIZE):
-    """Halve a tile for rows that are not wide. Each element of such a row needs an address and a predicate.
+    """Halve a tile for rows that are not wide, because each element of such a row needs its own address and predicate.
 
     Returns:
         half the size, at least 1.
@@ -160,8 +160,8 @@ def merge(count, mean, m2, first, n, AXIS: tl.constexpr):
 def welford(x, mask, k, mean, m2):
     """Run one step of Welford's update in each lane.
 
-    A lane starts with its first element as its mean, without a step. A step would divide by 1. Even then div.full may
-    be inexact, but the mean must be exact.
+    A lane starts with its first element as its mean, without a step. A step would divide by 1. div.full may be inexact
+    even for this division, but the mean of one element must be exact.
 
     Args:
         k: number of elements that a live lane has processed after this step, 2 or more.
@@ -257,8 +257,8 @@ def split_length(n, SPLITS: tl.constexpr):
 def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
     """Merge partial statistics (row, split, 2) in float32; a row is ``n`` items of ``UNIT`` elements, split by items.
 
-    Each thread merges all parts, one after the other. The loads don't wait for each other, and a reduction across
-    threads would take longer.
+    Each thread merges all parts, one after the other. The loads don't wait for each other, so this is faster than a
+    reduction across threads.
 
     Returns:
         (mean, M2), each of the shape of ``row``.
@@ -276,6 +276,6 @@ def merged_moments(statistics_ptr, row, live, n, SPLITS: tl.constexpr, UNIT):
         delta = load(statistics_ptr, at + 2 * split, live) - first - mean
         share = count / tl.maximum(before + count, 1.0)
         mean += delta * share
-        # With this order of factors, a part without elements adds 0, however large the mean is.
+        # The factors are in this order so that a part without elements adds 0, however large the mean is.
         m2 += load(statistics_ptr, at + 2 * split + 1, live) + before * share * delta * delta
     return first + mean, m2

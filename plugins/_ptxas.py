@@ -1,4 +1,4 @@
-"""Run triton's ptxas on a kernel's PTX. The ptxas in a driver may have another version."""
+"""Run triton's ptxas on a kernel's PTX. The ptxas that a GPU's driver contains may have another version."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Resources:
 
     Attributes:
         registers: registers per thread.
-            spilled: bytes of registers that are stored to and loaded from memory.
-            shared: bytes of shared memory per block.
+        spilled: bytes of registers that are stored to and loaded from memory.
+        shared: bytes of shared memory per block.
     """
 
     registers: int
@@ -54,7 +54,8 @@ def assemble(ptx: str, capability: tuple[int, int]) -> Resources:
 
 
 def without_spills(ptx: str, capability: tuple[int, int]) -> str:
-    """Allow the kernel more registers, if ptxas would spill a few bytes to stay below one of the limits in `_STEPS`.
+    """Allow the kernel more registers if ptxas would otherwise spill a few bytes to stay below one of the limits in
+    `_STEPS`.
 
     Returns:
         PTX with a higher limit of registers; the PTX unchanged if no limit avoids the spills.

@@ -2,8 +2,8 @@
 
 QuantizeLinear has the zero point 0 (ONNX). For int8 the result is saturate(round(y / scale)), with ties to even. For
 FP8 (E4M3, at most 448) it is the nearest number of that type; larger quotients saturate. y is the norm rounded to x's
-type, as QuantizeLinear would read it. The quotient is a correctly rounded float32 (`quotient`). A NaN becomes −128 in
-int8, as in onnxruntime 1.31 (ONNX does not define this), and a NaN in FP8.
+type, as QuantizeLinear would read it. The quotient is a correctly rounded float32 (`quotient`). In int8, a NaN becomes
+−128, as in onnxruntime 1.31; ONNX does not define this case. In FP8, a NaN stays a NaN.
 
 The scale is one number, which is an input. With ``DYNAMIC``, the scale is computed for each row in float32: max(max|y|,
 least) / 127 for int8, or / 448 for FP8. If a row contains a NaN, its scale is a NaN. If a row is zero and ``least`` is
@@ -61,13 +61,13 @@ def by_row(y: np.ndarray, axis: int, least: float, to: str) -> tuple[np.ndarray,
 
 @triton.jit
 def quotient(y, scale):
-    """Compute y / scale: correctly rounded if 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰ and the quotient is not so large or small that it
-    saturates or becomes 0 anyway; else within one place.
+    """Compute y / scale. The quotient is correctly rounded if 2⁻⁶⁰ ≤ scale ≤ 2⁶⁰, and if it is neither so large that it
+    saturates nor so small that it becomes 0. Otherwise, its error is at most one unit in the last place.
 
     y is multiplied by the correctly rounded reciprocal of the scale, which is computed once per row. Two corrections q
-    + (y − q·scale)/scale follow; their remainders are exact in a fused multiply-add. After the first correction, q is
-    within one place of the result. The second correction rounds correctly (Markstein, IBM J. Res. Dev. 34, 1990). A
-    division for each element would take twice as many instructions, one of them on the slow unit.
+    + (y − q·scale)/scale follow; their remainders are exact in a fused multiply-add. After the first correction, the
+    error of q is at most one unit in the last place. The second correction rounds correctly (Markstein, IBM J. Res.
+    Dev. 34, 1990). A division for each element would take twice as many instructions, one of them on the slow unit.
 
     Returns:
         float32.
@@ -77,7 +77,7 @@ def quotient(y, scale):
     q = y * inverse
     better = tl.fma(tl.fma(-q, by, y), inverse, q)
     better = tl.fma(tl.fma(-better, by, y), inverse, better)
-    # The remainder of an infinite quotient is NaN, so large quotients are not corrected.
+    # The remainder of an infinite quotient is NaN, so quotients from 512 on are not corrected.
     return tl.where(tl.abs(q) < 512.0, better, q)
 
 
@@ -92,8 +92,8 @@ def store_quantized(ptr, offset, y, scale, mask):
         bits = (limited + 12582912.0).to(tl.int32, bitcast=True)
         tl.store(ptr + offset, bits.to(tl.int8), mask=mask)
     else:
-        # Below sm_90, Triton first truncates to float16. If bits are truncated, the last digit is made odd, so that no
-        # number becomes a false tie (round to odd: Boldo, Melquiond 2008).
+        # Below sm_90, Triton first truncates to float16. If the truncation drops nonzero bits, the last kept bit is set
+        # to 1, so that no number becomes a false tie (round to odd: Boldo, Melquiond 2008).
         bits = q.to(tl.int32, bitcast=True)
         odd = tl.where((bits & 0x1FFF) != 0, bits | 0x2000, bits).to(tl.float32, bitcast=True)
         tl.store(ptr + offset, odd.to(ptr.dtype.element_ty), mask=mask)
@@ -168,8 +168,8 @@ def norm_quantize(
     LOOP: tl.constexpr,
 ):
     """Compute LayerNorm (``CENTERED``) or RMSNorm of rows of x, or of x + residual with ``ADD``, and quantize the
-    result. The scale is one number, or with ``DYNAMIC`` one number per row, which is an output. For an unused pointer,
-    any other pointer may be passed.
+    result. The scale is one number, which is an input. With ``DYNAMIC``, there is one scale per row, and the scales are
+    an output. For an unused pointer, any other pointer may be passed.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:

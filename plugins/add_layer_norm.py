@@ -1,6 +1,7 @@
 """Residual add and LayerNorm over the last dim: sum = x + residual, y = LayerNorm(sum). Both are outputs, y first.
 
-x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are of the stored sum, as after an Add node.
+x, residual: (..., N), equal shapes; gamma, beta: (N,). The statistics are computed from the stored (rounded) sum, as
+after an Add node.
 """
 
 import numpy as np

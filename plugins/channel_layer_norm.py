@@ -1,5 +1,5 @@
-"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022): each position of each sample separately, biased
-variance.
+"""LayerNorm over the channels of NCHW (ConvNeXt, Liu et al. 2022). Each position of each sample is normalized
+separately, with the biased variance.
 
 x: (N, C, ...) of rank 3 or more; gamma, beta: (C,); y = (x − mean) / √(var + ε) · γ[c] + β[c], with statistics over dim
 1; y has x's shape. A program processes all channels of neighboring positions, so that loads are contiguous.

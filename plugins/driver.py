@@ -1,6 +1,6 @@
 """Launch a compiled kernel through CUDA's driver API, as TensorRT does, for tests and benchmarks on a GPU.
 
-Needs cuda-bindings, which torch installs.
+The module needs cuda-bindings, which torch installs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""GroupNorm of small images. A group is one row, whose length is a multiple of 16 bytes even if that of a single image
-(7 × 7) is not.
+"""GroupNorm of small images. A group is one row. The length of a row is a multiple of 16 bytes even if the length of
+one channel's image (7 × 7) is not.
 
-Each element loads the parameters of its channel. They are in the L1 cache, and most neighbors load the same parameters.
+For each element, the kernel loads the parameters of the element's channel. The parameters are in the L1 cache, and most
+neighboring elements need the same parameters.
 """
 
 import triton

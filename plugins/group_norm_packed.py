@@ -1,5 +1,6 @@
-"""GroupNorm with channels last and several groups per program. For example, 10 channels in half precision are 20 bytes,
-which is not a multiple of the 16 bytes of one access. 4 such groups side by side are 80 bytes.
+"""GroupNorm with channels last and several groups per program. For example, a group of 10 channels in half precision
+takes 20 bytes, which is not a multiple of the 16 bytes of one access. Four such groups side by side take 80 bytes,
+which is a multiple.
 
 A tile is ROWS positions × BLOCK channels of PACK groups. Every sum is first taken over the positions, then over the
 channels of each group. A matrix of PACK × BLOCK booleans selects the channels of a group.

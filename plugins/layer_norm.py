@@ -53,8 +53,8 @@ def affine(xhat, gamma_ptr, beta_ptr, col, mask):
 
 @triton.jit
 def degrees(n, DDOF: tl.constexpr):
-    """Compute n − ddof as a float32 ``[1, 1]``. If it is 0, a division of tensors gives NaN, but a division of
-    constants would be an error.
+    """Compute n − ddof as a float32 ``[1, 1]``. If n − ddof is 0, a division by this tensor gives NaN, whereas a
+    division by a constant would be an error.
 
     Returns:
         float32 ``[1, 1]``.

@@ -1,8 +1,8 @@
 """Register the ops as TensorRT's quickly deployable plugins (``tensorrt.plugin``), compiled ahead of time, so that the
 engine contains only the kernel.
 
-TensorRT reads the signature of each function that is registered. The functions differ between ops only in names, so
-they are written once, and each signature is made from the op's description.
+TensorRT reads the signature of each registered function. The functions of different ops differ only in the names of
+their parameters. So each function is written once, and its signature for an op is made from the op's description.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ops import OPS
 NAMESPACE = "normdeploy"
 # Triton's name → TensorRT's name of a type of the data.
 TYPES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
-# TensorRT's names of the data types whose parameters may have another type.
+# TensorRT's names of the data types with which gamma and beta may have another type, FP32.
 MIXED = "FP16|BF16"
 QUANTIZED_TYPES = {"int8": "INT8", "fp8": "FP8"}
 
@@ -72,7 +72,7 @@ def register() -> tuple[str, ...]:
 
 def compute_capability() -> tuple[int, int]:
     """Return the compute capability for which kernels are compiled: NORMDEPLOY_COMPUTE_CAPABILITY (such as "8.9"), else
-    that of the GPU in use.
+    the compute capability of the GPU in use.
 
     Returns:
         (major, minor).
@@ -197,8 +197,8 @@ def _register(op: Op, trtp: Any) -> None:
         if _in_channels_last(values[0]):
             used, tensors, attributes = in_channels_last(op, tensors, attributes) or (op, tensors, attributes)
         tiles = used.tiles(tensors, attributes)
-        # Tactic 0 is TensorRT's default. A timing cache may name a tactic that does not exist; then another tile is
-        # used, because all tiles give the same results.
+        # Tactic 0 is TensorRT's default. A timing cache may name a tactic that does not exist. In this case another
+        # tile is used, because all tiles give the same results.
         launch = used.launch(tensors, attributes, tiles[tactic - 1 if 0 < tactic <= len(tiles) else 0])
         kernel = compile_launch(used, launch, tensors, results, compute_capability())
         arguments = trtp.SymIntExprs(len(kernel.arguments))
@@ -301,8 +301,8 @@ def _numbers(shape: Any) -> tuple[Any, ...]:
 
 
 def _tensors(descs: Any) -> list[Tensor]:
-    """Convert TensorRT's descriptors: constant sizes become ints, other sizes stay symbolic. Symbolic sizes exist only
-    during TensorRT's calls for shapes and launch parameters, so call this only there.
+    """Convert TensorRT's descriptors: constant sizes become ints, other sizes stay symbolic. Call this only during
+    TensorRT's calls for shapes and launch parameters, because symbolic sizes exist only then.
     """
     return [Tensor(tuple(_size(e) for e in d.shape_expr), _dtype(d)) for d in descs]
 

@@ -52,7 +52,7 @@ def scale_shift_kernel(
     BLOCK: tl.constexpr,
 ):
     """Scale ``rows`` rows of ``n`` elements. With BY_ROW, the channel is the row's number modulo ``channels``.
-    Otherwise the channel follows from the column, and each channel has UNIT consecutive elements.
+    Otherwise the channel is determined by the column: each channel has UNIT consecutive elements.
     """
     # An empty batch still launches one program (`_launch.programs`).
     if rows == 0:
@@ -86,8 +86,8 @@ def last(x: Tensor, axis: int) -> bool:
 
 
 def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
-    """List the tactics. For small images, a row is a whole sample if a sample is a multiple of 16 bytes but an image (7
-    × 7) is not.
+    """List the tactics. For small images, a row may be a whole sample. This is so if a sample is a multiple of 16
+    bytes, but one channel's image (7 × 7) is not.
 
     Returns:
         tactics, the default first.

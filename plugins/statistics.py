@@ -1,5 +1,5 @@
-"""Partial statistics of few long rows, the first of two launches: mean and M2 = Σ(x − mean)² of ``splits`` parts of
-each row.
+"""Partial statistics of few long rows, the first of two launches. For each of the ``splits`` parts of each row, they
+are the mean and M2 = Σ(x − mean)².
 
 A row is the set of elements over which a norm computes its statistics. With ``groups`` = 1, a row consists of the dims
 from ``axis`` on. Otherwise it is one of ``groups`` equal parts of these dims (GroupNorm over NCHW: axis 1). With

@@ -1,6 +1,6 @@
 """Compare two evaluations of one function.
 
-Each kind of reference has a separate bound. The module that computes the bound gives the reasons for it:
+Each kind of reference has its own bound. The module that computes a bound also explains it:
 
     ================================  ======================================================================
     reference                         bound

@@ -16,7 +16,7 @@ def absolute_difference(value: Array, reference: Array, *, one_sided: float = ma
 
     Args:
         value: same shape as the reference.
-        one_sided: distance if exactly one of the two elements is finite. If neither is finite, the distance is 0.
+        one_sided: distance of two elements of which exactly one is finite. If neither is finite, the distance is 0.
 
     Returns:
         float64, of the reference's shape. For types without arithmetic, equal elements give 0 and others infinity.
@@ -40,7 +40,7 @@ def absolute_difference(value: Array, reference: Array, *, one_sided: float = ma
 
 
 def nonfinite_mismatch(value: Array, reference: Array) -> Array:
-    """Find elements that are NaN or infinite in one array but not the same in the other array.
+    """Find elements that are NaN or infinite in one array, but differ in the other array.
 
     Returns:
         mask of the arrays' shape.

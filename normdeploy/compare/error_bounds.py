@@ -5,11 +5,11 @@
 - ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at
   random (``runtimes.rounding_noise``). It is large where a result depends on roundings, such as x − mean of a constant
   row.
-- ``e`` is the error of eager: of one correct evaluation, in the model's type.
+- ``e`` is the error of eager, which is one correct evaluation in the model's own type.
 - ρ is the largest multiple of s that eager needs anywhere in the output. It is at least 1, because sums of many terms
   round more than once. It is at most 8, so that one unusual element of eager does not loosen the bound of all other
   elements.
-- The factor 4 leaves room because two correct evaluations round differently, like two random draws.
+- The factor 4 is a margin: two correct evaluations round differently, like two random draws.
 
 A few runs are made for every case. If a runtime exceeds the bound, more runs are made before the runtime fails. The
 reason: rounding may decide between two choices, such as at a tie. Only some runs then take the second choice, and a few
@@ -29,7 +29,7 @@ from .ulp_spacing import EAGER_MULTIPLE, float_spacing
 Outputs = Arrays
 
 MOST_RATIO = 8.0
-# Share of the largest |reference|. If the error exceeds it, the output has no correct digit.
+# Share of the largest |reference|. If the error exceeds this share, the output has no correct digit.
 _LOST = 0.25
 # Number of runs for every case, and maximum number of runs if an element exceeds its bound.
 RUNS, MOST_RUNS = 3, 48

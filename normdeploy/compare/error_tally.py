@@ -34,10 +34,10 @@ class ErrorTally:
         relative: largest relative error.
         scale: largest |reference|.
         case: name of the case with the worst result.
-        ties: number of integers that differ and whose reference depends on a rounding.
+        ties: number of integers that differ from the reference, where the reference depends on a rounding.
         broken: mismatch that no error can express (a NaN, another shape, another integer), or None.
         lost: error of a floating output in the broken case, NaN or infinite.
-        worst: element nearest to its bound or farthest beyond it, if elements have bounds.
+        worst: element nearest to its bound, or farthest beyond its bound; set only if elements have bounds.
         failed: names of cases that are broken or exceed a bound.
     """
 
@@ -147,8 +147,8 @@ class ErrorTally:
         if worst.bound_ratio > 1:
             self.failed.append(case)
         before = self.worst
-        # After a failure, bounds of later cases use fewer random runs and are tighter. So a later case is worse only if
-        # its error is larger too.
+        # After a failure, the bounds of later cases come from fewer random runs and are tighter. So a later case counts
+        # as worse only if its error is larger too.
         if before is None or (
             worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
         ):

@@ -27,9 +27,9 @@ class Metric:
     """Measure of similarity.
 
     Attributes:
-        of: computes the measure. ``of(value, reference)`` returns the measure of one input or, if ``pooled``, 0 or 1
-            for each row. If ``labelled``, ``of(value, labels)`` returns 0 or 1 for each sample, and the measure is the
-            share of the reference minus the share of the value.
+        of: computes the measure. ``of(value, reference)`` returns the measure for one input. If ``pooled``, it returns
+            0 or 1 for each row. If ``labelled``, ``of(value, labels)`` returns 0 or 1 for each sample, and the measure
+            is the share of the reference minus the share of the value.
         least: smallest possible value.
         most: largest possible value.
         axes: minimum number of dims of an output.
@@ -96,8 +96,8 @@ def snr(value: Array, reference: Array) -> float:
 
 
 def top_agreement(count: int) -> Callable[[Array, Array], Array]:
-    """Check for each row along the last axis (the classes) if the reference's best is among the ``count`` largest of
-    the other.
+    """Check for each row (of classes, along the last axis) if the reference's best class is among the ``count`` largest
+    scores of the tested output.
 
     This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015) with the reference's answer as the label. If the
     reference has several best classes, each of them is accepted. Among equal scores of the tested output, the first
@@ -122,7 +122,7 @@ def top_agreement(count: int) -> Callable[[Array, Array], Array]:
 
 
 def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
-    """Check for each sample if its label is among the ``count`` largest of its scores.
+    """Check for each sample if its label has one of the ``count`` largest scores of the sample.
 
     This is the top-k accuracy of ILSVRC (Russakovsky et al., 2015). Among equal scores, the first class ranks higher,
     as in argmax. So if a file gives all classes the same score, only label 0 ranks first.
@@ -149,8 +149,8 @@ def top_accuracy(count: int) -> Callable[[Array, Array], Array]:
 
 
 def nearest_neighbor_agreement(value: Array, reference: Array) -> Array:
-    """Check for each row (an embedding: all dims but the first as one vector) if its nearest other row is the
-    reference's.
+    """Check for each row if its nearest other row is the same as in the reference. A row is an embedding: all dims but
+    the first as one vector.
 
     The nearest row is the row with the largest cosine. The measure is the recall at 1 of the reference's neighbors
     (Manning, Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that are equally near in the

@@ -16,7 +16,8 @@ from ..types import Array
 from .element_errors import absolute_difference, finite_magnitude, largest_of_rows
 from .verdict import Verdict, farthest_beyond_bound
 
-# Factor of the largest change in the bound. It leaves room because both evaluations round and only few runs are made.
+# Factor by which the bound multiplies the largest change d. It is above 1 because both evaluations round, and because
+# only few runs are made.
 _DRAWS_APART = 4
 _DEVIATIONS = 6
 
@@ -49,7 +50,7 @@ def explained_error(right: Array, moved: Array, relative: float) -> Array:
 
     Args:
         right: values of one evaluation.
-            moved: largest change of each element in the perturbed runs.
+        moved: largest change of each element in the perturbed runs.
         relative: result of `regrouping_error`.
 
     Returns:
@@ -59,7 +60,7 @@ def explained_error(right: Array, moved: Array, relative: float) -> Array:
 
 
 def find_unexplained(value: Array, right: Array, moved: Array, relative: float) -> Verdict | None:
-    """Find the element that exceeds the error explained by rounding the most.
+    """Find the largest error among the elements whose error rounding does not explain.
 
     If perturbed runs change an integer in a row, every integer passes in that row. Rounding then decides a choice, and
     another choice may give any integer.

@@ -41,7 +41,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Limit of a metric. ``METRICS[kind]`` must be at least ``least``, or at most ``least`` if it has labels."""
+    """Limit of a metric. The metric ``METRICS[kind]`` must be at least ``least``. If the metric needs labels, it must
+    be at most ``least``.
+    """
 
     kind: str
     least: float
@@ -152,7 +154,8 @@ def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [(name, parse_tolerance(value)) for name, value in given.items()]
     texts = [given] if isinstance(given, str) else () if given is None else given
-    # 1e-3 or (1e-3, 1e-2) alone names no output, and a single number may be absolute or relative.
+    # A value such as 1e-3 or (1e-3, 1e-2) names no output. A single number could also mean either the absolute or the
+    # relative tolerance.
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise InputError(
             f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'

@@ -21,7 +21,7 @@ def norm_rounding_error(x: Array, y: Array, epsilon: float, *, centered: bool, g
         8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|
 
     The statistics are accurate to a few u of the largest element, and the result is rounded once more. Epsilon is a
-    float32 attribute. Half an ulp of epsilon changes the root by 2⁻²⁵·ε/(σ² + ε), relatively, which matters only in
+    float32 attribute. Half an ulp of epsilon changes the root by a relative 2⁻²⁵·ε/(σ² + ε), which matters only in
     float64.
 
     Args:

@@ -12,16 +12,17 @@ from .error_bounds import Outputs
 # Maximum number of runs of the reference per kind. One run in four reverses a difference of one unit, so 16 runs miss
 # one such difference in a hundred.
 _DISTURBANCES = 16
-# Number of different values from which on an integer counts as undetermined.
+# Number of different values at which an integer counts as undetermined.
 _ANSWERS = 3
 
 
 class RoundingTies:
     """Correct values of the integer outputs of one case.
 
-    A value is correct if eager computes it, or the reference in a ``perturbed`` or ``rounded`` run. Runs are made while
-    ``may_draw`` returns true. If the runs give three or more different values for an element, every integer between the
-    smallest and the largest value of that output passes. This happens, for example, if many equal values are sorted.
+    A value is correct if eager computes it, or if the reference computes it in a ``perturbed`` or ``rounded`` run. Runs
+    are made while ``may_draw`` returns true. If the runs give three or more different values for an element, every
+    integer between the smallest and the largest value of that output passes. This happens, for example, if many equal
+    values are sorted.
     """
 
     def __init__(

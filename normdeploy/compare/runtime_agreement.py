@@ -23,8 +23,8 @@ def find_disagreement(
     Args:
         answers: outputs to judge.
         reference: outputs of the other runtime, in the same order.
-        unit: unit roundoff of the coarser of the two types. Errors up to its square root, relative to the largest value
-            of an output, are rounding.
+        unit: unit roundoff of the coarser of the two types. Errors up to the square root of ``unit``, relative to the
+            largest value of an output, count as rounding.
         more: additional allowed error of each element of floating outputs.
 
     Returns:

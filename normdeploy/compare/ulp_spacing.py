@@ -1,4 +1,6 @@
-"""Compute the distance between neighbors of a floating type, and the allowed error, given the error of eager."""
+"""Compute the distance between neighboring numbers of a floating type, and the allowed error that follows from the
+error of eager.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,10 @@ def float_spacing(values: Array, dtype: np.dtype) -> Array:
 
 
 def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
-    """Compute the allowed error if a correct evaluation has the error ``error``: 4 times ``error``, and 4 ulp.
+    """Compute the allowed error if a correct evaluation has the error ``error``: 4 times ``error`` plus 4 ulp.
 
-    Another correct evaluation rounds differently, by as much. The factor 4 leaves room for this.
+    Another correct evaluation rounds differently and may have an error of the same size. The factor 4 leaves room for
+    this.
 
     Args:
         error: largest error of eager, one evaluation in the model's own type.
@@ -75,7 +78,7 @@ def allowed_beside_eager(eager: Array, reference: Array, dtype: np.dtype) -> flo
 def largest_rounded(eager: Array, reference: Array) -> float:
     """Return the largest finite |reference| among the elements that eager rounds, or of all elements if it rounds none.
 
-    For example, the -10000 of a mask is exact, and its size does not matter for the rounding of elements around 1.
+    For example, the -10000 of a mask is exact, and its size does not affect the rounding of elements around 1.
 
     Returns:
         float64 as a Python number.

@@ -1,4 +1,4 @@
-"""Result of a comparison: the worst element, and its allowed error."""
+"""Result of a comparison: the worst element's error and allowed error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Verdict:
 
     Attributes:
         error: error of the worst element, which is nearest to its bound or exceeds it most.
-            allowed: allowed error of the same element.
+        allowed: allowed error of the same element.
         place: index of that element.
         reason: mismatch that no error can express (another shape, a NaN, another integer), or None.
         beyond: number of elements that exceed their bounds; set by `farthest_beyond_bound`.

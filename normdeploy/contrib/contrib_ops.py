@@ -24,7 +24,7 @@ def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
     """Find the foreign op of a node.
 
     Returns:
-        the op, or None for standard ops and unknown ones.
+        the op, or None for standard ops and unknown ops.
     """
     if is_standard(node):
         if is_nonstandard_norm(node.op_type, opset):

@@ -44,7 +44,7 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
         memo: earlier proofs of other nodes; extended.
 
     Returns:
-        the certificate, which may be of a failure.
+        the certificate. It may state that the proof failed.
 
     Raises:
         MALFORMED: the node does not fit its op.
@@ -56,8 +56,8 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
     if types[name][1] is None and writer.node.op_type != "EmbedLayerNormalization":
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
-        # No node refers to an additional leading axis. So each slice of a tensor of larger rank is a case of the
-        # smaller rank.
+        # The written nodes do not refer to an additional leading axis. So each slice along such an axis is a tensor of
+        # the smaller rank, for which the proof holds.
         more = (
             f"the rank of {name!r} is unknown: proved at each rank from {least} to {ranks[-1]}, and slice by "
             "slice at higher ranks"
@@ -150,7 +150,7 @@ def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple
 
 
 def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape]) -> object:
-    """Build a key of everything that a proof depends on, independent of the names of tensors and symbols."""
+    """Build a key from everything that a proof depends on. Names of tensors and symbols do not change the key."""
     node = writer.node
     tensors: dict[str, int] = {}
     symbols: dict[str, int] = {}

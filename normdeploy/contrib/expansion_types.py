@@ -1,7 +1,8 @@
 """Infer types and shapes in a file with nodes unknown to onnx's inference.
 
-Inference loses the shapes after an unknown op. So standard nodes replace unknown nodes that keep a tensor's shape. The
-shape of a skip norm's result is taken from its residual input, which another norm computed.
+Inference loses the shapes after an unknown op. So for inference, standard nodes replace each unknown node whose result
+has the shape of an input. The shape of a skip norm's result is taken from its residual input, which another norm
+computed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
     }
     # Outputs of norms, which have the shape of the residual stream.
     stream: set[str] = set()
-    # Tensors whose shape inference will not find.
+    # Tensors whose shapes inference will not find.
     lost: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
@@ -70,7 +71,8 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
     if node.op_type in SKIP_NORMS and alike not in stream and node.input[1] in stream:
-        # A second summand from the residual stream has the result's shape; any other may have to be broadcast.
+        # If the second summand is from the residual stream, it has the result's shape. Any other summand may have to be
+        # broadcast.
         alike = node.input[1]
     if alike not in lost:
         return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends]

@@ -26,7 +26,7 @@ _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}
 # Ops whose results have the rank of their first input.
 _RANK_KEPT = ("Add", "Transpose")
-# Op → opset from which the axes are an input instead of an attribute.
+# Op → first opset in which the axes are an input instead of an attribute.
 _AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}
 # Ops that normalize the sum of their first two inputs.
 SKIP_NORMS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
@@ -41,7 +41,7 @@ class ExpansionWriter(Interpreter):
         nodes: the nodes written so far.
         initializers: the constants written so far.
         notes: notes for the report.
-        alike: names of written tensors that have the shape of the foreign node's first output.
+        alike: names of the written tensors whose shape is the shape of the foreign node's first output.
     """
 
     def __init__(self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str]) -> None:
@@ -114,7 +114,7 @@ class ExpansionWriter(Interpreter):
         return kind
 
     def learn_elem_type(self, t: str, *alike: str) -> None:
-        """Set the type of ``t`` to that of ``alike`` if the file does not state it.
+        """If the file does not state the type of ``t``, set it to the type of ``alike``.
 
         Raises:
             RefusedError: the type is unknown or not floating.
@@ -296,7 +296,7 @@ class ExpansionWriter(Interpreter):
         return self.reshape(v, [-1, 1])
 
     def reshape_per_element(self, v: str, x: str, axes: Sequence[int]) -> str:
-        """Reshape a vector to the sizes of ``x`` along ``axes``, its last ones.
+        """Reshape a vector to the sizes of ``x`` along ``axes``, which are the last axes of ``x``.
 
         Returns:
             the name of the result; ``v`` itself for one axis.

@@ -1,4 +1,4 @@
-"""Merge the findings of foreign norms with those of recognition, which saw only the standard nodes.
+"""Merge the findings of foreign norms with the findings of recognition, which saw only the standard nodes.
 
 Each foreign norm gets one finding.
 """
@@ -13,8 +13,8 @@ import onnx
 from ..findings.records import Finding, combine_certificates
 from ..recognition.anchors import POINTWISE
 
-# Maximum number of nodes that are followed after a norm, because recognition may have found a larger norm that contains
-# it. A modulation, for example, adds two nodes.
+# Maximum number of nodes that are followed after a foreign norm, in search of a larger norm that contains it. A
+# modulation, for example, adds two nodes after the norm.
 _AHEAD = 8
 
 
@@ -46,7 +46,7 @@ class ForeignNorms:
 
 
 def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, standard: onnx.ModelProto) -> list[Finding]:
-    """Merge ``findings`` with those of the foreign norms.
+    """Merge recognition's ``findings`` with the findings of the foreign norms.
 
     Args:
         standard: the file with its expansions, before recognition.

@@ -1,10 +1,10 @@
 """Rename model-local functions that have the name of a known op while the passes run.
 
 A model-local function and an op may have the same domain and name. onnx.proto lets each runtime decide which of the two
-is used "in case of any conflicts". onnxruntime 1.31 runs its kernel if it has a kernel for this name
-(com.microsoft.Gelu, every standard op). Otherwise it runs the function's body
-(com.microsoft.SimplifiedLayerNormalization, an op that onnxruntime has only in the default domain). So the meaning of
-such a node is uncertain: the node is neither read as the op nor replaced by the body.
+is used "in case of any conflicts". If onnxruntime 1.31 has a kernel for this domain and name, it runs the kernel
+(com.microsoft.Gelu, every standard op). Otherwise it runs the function's body. An example is
+com.microsoft.SimplifiedLayerNormalization, because onnxruntime has this op only in the default domain. So the meaning
+of such a node is uncertain: the node is neither read as the op nor replaced by the body.
 
 `rename_clashing_functions` hides the name before recognition. `RenamedFunctions.restore_names` restores it, so that the
 file keeps its author's names.
@@ -107,7 +107,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     """Rename the functions of ``proto`` that shadow an op.
 
     Returns:
-        a copy, or ``proto`` itself if no function does, and the renamed functions.
+        a copy, or ``proto`` itself if no function shadows an op; and the renamed functions.
     """
     shadowed = [function_key(f) for f in proto.functions if is_clashing(f)]
     if not shadowed:
@@ -116,7 +116,7 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     taken = {f.name for f in out.functions} | {n.op_type for n in _all_nodes(out)}
     fresh: dict[Key, str] = {}
     for domain, name, overload in shadowed:
-        # Reports may show the new name, so it is readable. No op has such a name.
+        # Reports may show the new name, so it is readable. No op has a name of this form.
         private = f"{name} of the file"
         while private in taken:
             private += "'"

@@ -1,9 +1,9 @@
 """Determine the sizes of a foreign node's inputs from the file, or else from the op's definition.
 
-The definition of an op requires that its inputs' shapes fit each other. Gamma is as long as the axis along which it
-lies, and the groups divide the channels. A second summand has the shape of the first summand or broadcasts to it. A
-gate has the shape of its norm's input, and the gamma of that norm may divide the axis. A certificate holds for inputs
-that fit in this sense.
+The definition of an op requires that its inputs' shapes fit each other. Gamma is as long as the axis along which gamma
+varies, and the number of groups divides the number of channels. A second summand has the shape of the first summand or
+broadcasts to it. A gate has the shape of its norm's input, and the length of that norm's gamma may divide the axis. A
+certificate holds for inputs that fit in this sense.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SKIPS = {
     for name in ("residual", "gate")
     if name in row.inputs and row.owner is not OpOwner.OURS
 }
-# Kinds of norms whose vectors lie along the last axes.
+# Kinds of norms whose vectors (gamma, beta) vary along the last axes.
 _TRAILING = ("LayerNorm", "RMSNorm")
-# Number of ranks that are proved if the file does not state the rank.
+# Number of ranks for which the expansion is proved if the file does not state the rank.
 RANKS = 4
 
 
@@ -94,7 +94,7 @@ def assume_shapes(
 
 
 def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int]:
-    """Return the axes of the first input along which vectors lie."""
+    """Return the axes of the first input along which the vectors (gamma, beta) vary."""
     if op.row.kind not in _TRAILING:
         return [rank - 1 if op.row.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
     if op.row.owner is OpOwner.TENSORRT and "gamma" in attrs:
@@ -147,7 +147,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
     """Determine the shape of a vector.
 
     Args:
-        row: sizes of the axes along which the vector lies.
+        row: sizes of the axes along which the vector varies.
     """
     if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]

@@ -137,7 +137,7 @@ def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNorms) -> onnx.ModelProto:
-    """Copy ``proto`` with the foreign norms of its graph and of the bodies in it as standard nodes."""
+    """Copy ``proto``, and write the foreign norms of its graph and bodies as standard nodes."""
     opset = default_domain_opset(proto)
     types = tensor_types(proto, opset)
     taken = {*around, *all_names(proto.graph)}

@@ -37,8 +37,8 @@ def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
 
 
 def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
-    """Explain that a file needs FP8 and some of ``capabilities`` lack FP8. GPUs have FP8 from compute capability 8.9 on
-    (NVIDIA, CUDA C++ Programming Guide).
+    """Explain that a file needs FP8 but some of ``capabilities`` lack FP8. GPUs support FP8 from compute capability 8.9
+    on (NVIDIA, CUDA C++ Programming Guide).
 
     Args:
         name: file's name in the message.
@@ -120,7 +120,7 @@ def _describe_parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> 
 
 
 def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
-    """Describe how a worker ended that gave no answer: by a timeout, lack of memory, a crash or an error.
+    """Describe why a worker ended without an answer: a timeout, lack of memory, a crash or an error.
 
     Args:
         log: everything that the worker printed.
@@ -141,7 +141,7 @@ def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
 
 
 def _extract_log_errors(log: str) -> str:
-    """Return the errors in the log; if it contains none, its last line."""
+    """Return the errors in the log; if the log contains no error, return its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for mark in ("[E]", "[!]"):
         if errors := list(dict.fromkeys(_clean_message(line[3:]) for line in lines if line.startswith(mark))):

@@ -61,7 +61,7 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
             return {"refused": "packages", "reason": reason}
         builder, network = _make_plugin_network(trt, get_trt_logger())
     else:
-        # Every network of TensorRT-RTX is strongly typed without this flag.
+        # Every network of TensorRT-RTX is strongly typed, so the flag is set only for TensorRT.
         builder, network = create_network(strongly_typed=not rtx)
     # The parser finds NVIDIA's own plugins only after this call.
     trt.init_libnvinfer_plugins(get_trt_logger(), "")
@@ -78,7 +78,8 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
     else:
         plugins = 0
-    # The parser prefers a function or a native op of the same name, so a plugin may be missing in the network.
+    # The parser prefers a function or a native op to a plugin of the same name, so a plugin may be missing in the
+    # network.
     if plugins != request.get("plugins", 0):
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
     if request.get("precision"):
@@ -174,7 +175,7 @@ def _config_factory(trt: Any, request: Answer, monitor: Any, folder: Path) -> Ca
 
     known = supported_capabilities(trt)
     create = CreateConfigRTX(compute_capabilities=[known[c] for c in request["capabilities"]] or None, **common)
-    # float32 products with TF32 have float16's precision, and an engine should be as accurate as the model.
+    # With TF32, float32 products have only float16's precision, whereas an engine should be as accurate as the model.
     return PostprocessConfig(create, func=lambda builder, network, config: config.clear_flag(trt.BuilderFlag.TF32))
 
 

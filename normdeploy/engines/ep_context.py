@@ -102,7 +102,7 @@ def write_ep_context(
 
 
 def remove_stale_engines(target: Path, keep: str) -> None:
-    """Remove engines of earlier builds, to which the ONNX file at ``target`` no longer refers.
+    """Remove the engines of earlier builds, because the ONNX file at ``target`` no longer refers to them.
 
     Args:
         keep: name of the engine to keep.

@@ -1,5 +1,5 @@
-"""Rewrite norm nodes that some version of TensorRT can't parse, or parses wrongly, as equal nodes that it parses
-correctly.
+"""Rewrite norm nodes that some version of TensorRT can't parse or parses wrongly. The new nodes compute the same
+function and are parsed correctly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _HALVES = ("float16", "bfloat16")
 
 
 def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
-    """Plan to replace RMSNormalization by the own op RMSNorm, whose function body every TensorRT from 9.0 on can parse.
+    """Plan to replace RMSNormalization by normdeploy's own op RMSNorm. Every TensorRT from 9.0 on can parse its
+    function body.
 
     Returns:
         the plan.

@@ -49,7 +49,7 @@ from .plugin_proof import propose_plan
 PLUGINS_SINCE = (10, 9)
 _IR_OF_FUNCTIONS = 8
 STAGE = "engine"
-# Name of the form of an own op that is replaced by its function body.
+# Name of a norm's form: one of normdeploy's own ops is replaced by the nodes of its function body.
 WRITTEN_OUT = "standard nodes"
 
 Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
@@ -74,7 +74,7 @@ class Implementation:
 
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
-# Op that some parser can't read -> function that plans its replacement.
+# Op that some version of TensorRT's parser can't read -> function that plans its replacement.
 OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
@@ -102,8 +102,8 @@ def check_norm_impl(norm_impl: str, runtime: str) -> None:
 
 
 def plugins_available(norm_impl: str, runtime: str, version: str) -> bool:
-    """Check if some norms may become plugins. Own ops are useful only with plugins, because the parser inlines their
-    bodies otherwise.
+    """Check if some norms may become plugins. normdeploy's own ops are useful only if they may become plugins, because
+    otherwise the parser inlines their bodies.
 
     Returns:
         true if the kernels can be used.
@@ -148,12 +148,12 @@ def implement_norms(
 
     Args:
         proto: model with weights, as ``norm_optimizer.optimize_norms`` leaves it; every op of the domain ``normdeploy``
-            counts as an own op. The model is not changed.
+            counts as one of normdeploy's own ops. The model is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: version of the runtime; "" counts as the newest.
-        sizes: usual sizes of dynamic dims. A norm that has few long rows at these sizes runs in two launches of a
-            kernel (`normdeploy.engines.plugin_nodes`).
+        sizes: usual sizes of dynamic dims. If a norm has few but long rows at these sizes, its kernel runs in two
+            launches (`normdeploy.engines.plugin_nodes`).
 
     Returns:
         the model for the parser, and the form of each norm.
@@ -166,8 +166,8 @@ def implement_norms(
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    # If a function of the file has a node's op as its name, TensorRT's parser calls the function for the node, whatever
-    # the node's domain. So functions with such a name are renamed first, and they keep the new names.
+    # If a function of the file has the same name as a node's op, TensorRT's parser calls the function for the node,
+    # even if the domains differ. So functions with such a name are renamed first, and they keep the new names.
     proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(
@@ -312,7 +312,9 @@ def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tup
 
 
 def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
-    """Replace the old nodes by the new ones if their equality is proved. Return "" if so, else the reason."""
+    """Replace the old nodes by the new nodes if a proof shows that they are equal. Return "" after a replacement, else
+    the reason.
+    """
     decided = build.rewriter.prove_proposal(propose_plan(build.planner.graph, planned))
     if isinstance(decided, DecidedProposal):
         build.rewriter.apply_decided(STAGE, decided)
@@ -405,7 +407,7 @@ def _is_plugin(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
-    """Check if a node is an own op that contains a norm and QuantizeLinear, and is not a plugin.
+    """Check if a node is one of normdeploy's own ops, contains a norm and QuantizeLinear, and is not a plugin.
 
     TensorRT-RTX's parser (1.7) reads a function with QuantizeLinear only once; at the second call it fails, because the
     layer's name is already used.

@@ -1,5 +1,5 @@
-"""Prepare the input of TensorRT's parser: the user's file or a copy with its norms in other forms, and the sizes of the
-inputs.
+"""Prepare what TensorRT's parser reads: the user's file, or a copy whose norms have other forms. Also read the sizes of
+the inputs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Check if the file has group norms that this project expanded into onnxruntime's best form (`forms.group_norm`).
+    """Check if the file has group norms that normdeploy expanded into onnxruntime's best form (`forms.group_norm`).
     TensorRT instead has one layer for the whole norm.
     """
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:

@@ -29,20 +29,22 @@ _STASHES = (1, 10, 16)
 # Default epsilon of ONNX.
 _EPSILON = float(np.float32(1e-5))
 
-# A norm with fewer rows than this uses two launches if its rows are long: one computes the statistics, one applies
-# them. In a single launch one program handles a row, so with fewer rows than multiprocessors some multiprocessors are
-# idle. A row that exceeds one program's registers is read from memory twice anyway. This rule is derived, not measured
-# on a GPU. An RTX 3090 has 82 multiprocessors, an H100 and H200 132, an RTX 5090 170.
+# A norm with fewer rows than this number uses two launches if its rows are long. The first launch computes the
+# statistics, and the second launch applies them. In a single launch, one program handles one row. If there are fewer
+# rows than multiprocessors, some multiprocessors are idle. Two launches read each row twice, but a single launch also
+# reads a row twice if the row exceeds one program's registers. This rule is derived, not measured on a GPU. An RTX 3090
+# has 82 multiprocessors, an H100 and H200 132, an RTX 5090 170.
 MULTIPROCESSORS = 128
-# Number of elements from which a row is long; the same as `normdeploy_plugins._launch.REGISTER_TILE`.
+# A row with more elements than this is long. The number equals `normdeploy_plugins._launch.REGISTER_TILE`.
 LONG_ROW = 16384
-# Number of elements of a row for which one more program is worth its cost.
+# A row is split into at most one part per this number of elements, because a program for fewer elements costs more than
+# it saves.
 _PART = 8192
 
 
 @dataclass(frozen=True)
 class PluginPlan:
-    """Plan to replace nodes of the graph by new nodes. Both compute functions of ``leaves``.
+    """Plan to replace nodes of the graph by new nodes. The old and the new nodes compute functions of ``leaves``.
 
     Attributes:
         old: nodes to replace.
@@ -129,7 +131,7 @@ class PluginPlanner:
         """Check if a tensor is read by a node or is an output of the graph.
 
         Returns:
-            true if so; false also for an omitted tensor.
+            true if the tensor is read or is an output; false also for an omitted tensor.
         """
         return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
 
@@ -166,7 +168,7 @@ class PluginPlanner:
 
         Args:
             given: name -> (tensor, value to use if the tensor is missing). The tensors broadcast to x.
-            channels: true if the tensors are vectors along the one axis in ``axes`` instead.
+            channels: true if the tensors do not broadcast to x, but are vectors along the only axis in ``axes``.
 
         Returns:
             the expanded tensors, and the shape of x with dims filled in from them.

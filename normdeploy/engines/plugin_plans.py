@@ -18,7 +18,7 @@ from .quantized_plans import plan_quantized_norm
 
 
 def qualified_op_name(node: gs.Node) -> str:
-    """Return the op's name, with the domain if it is an own op.
+    """Return the op's name, with the domain if it is one of normdeploy's own ops.
 
     Returns:
         for example "LayerNormalization" or "normdeploy.RMSNorm".
@@ -402,7 +402,7 @@ def _make_scale_shift_plan(
 
 
 def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node, ...]]:
-    """Return the name and the nodes of the activation if it alone reads ``y``; otherwise "none" and ()."""
+    """Return the name and the nodes of the activation if only this activation reads ``y``; otherwise "none" and ()."""
     if p.graph.is_output(y):
         readers = []
     else:

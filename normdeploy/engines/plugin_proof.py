@@ -49,8 +49,8 @@ def propose_plan(graph: Graph, plan: PluginPlan) -> Proposal:
 def _iter_sides(graph: Graph, plan: PluginPlan) -> Iterator[Equivalence]:
     """Yield pairs of old and new nodes that must be equal.
 
-    A ScaleShift contains numbers that were computed and rounded. So its result before the activation is compared with
-    that of the exact numbers, and the activations are compared separately.
+    The numbers of a ScaleShift were computed and then rounded. So its result before the activation is compared with the
+    result of the exact numbers, and the activations are compared separately.
     """
     split = next(
         (i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old)

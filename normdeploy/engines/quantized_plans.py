@@ -1,5 +1,5 @@
-"""Map an own op that contains a norm and QuantizeLinear to a plugin node, or give the reason why no kernel accepts
-it.
+"""Map one of normdeploy's own ops, which contains a norm and QuantizeLinear, to a plugin node. If no kernel accepts the
+op, give the reason.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
         the plan.
 
     Raises:
-        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the type,
-            or the GPU does not support the type.
+        RefusedError: no kernel accepts the norm or its parameters, there are several scales, no kernel writes the
+            quantized type, or the GPU does not support this type.
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs

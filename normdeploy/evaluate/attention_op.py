@@ -40,7 +40,7 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=-1, keepdims=True)
     if mask is not None:
-        # A row that the mask hides entirely gives zeros.
+        # If the mask hides a whole row, the row's result is zero.
         p = np.where(np.isneginf(bias).all(axis=-1, keepdims=True), 0.0, p)
     made: Array = p @ v
     return made

@@ -37,7 +37,9 @@ class _KernelWindow(NamedTuple):
 
 
 def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
-    """Split each total padding over both ends; SAME_UPPER puts an odd element last, SAME_LOWER first."""
+    """Split each total padding over both ends. If the total is odd, SAME_UPPER puts the additional element at the end,
+    SAME_LOWER at the start.
+    """
     small = tuple(t // 2 for t in totals)
     large = tuple(t - t // 2 for t in totals)
     if auto_pad == "SAME_UPPER":
@@ -228,7 +230,7 @@ def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _einsum(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    # ``optimize`` finds matrix products. On small operands, the search takes longer than it saves.
+    # ``optimize`` searches for matrix products. On small operands, the search takes longer than it saves.
     return np.einsum(decode_text(attrs["equation"]), *inputs, optimize=sum(x.size for x in inputs) > 10_000)
 
 

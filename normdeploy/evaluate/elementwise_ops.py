@@ -25,8 +25,8 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 # Type that a Cast requests → dtype of the result. The key is an elem_type, or its name as in opset 5 and below. All
-# floating types map to float64, because the evaluator does not round. The 8- and 4-bit floats are missing, because a
-# Cast to them is quantization.
+# floating types of 16 bits or more map to float64, because the evaluator does not round. Floats of 8 and 4 bits are
+# missing, because a Cast to these types is quantization.
 _CAST: dict[Any, Any] = {
     **dict.fromkeys((1, "FLOAT", 10, "FLOAT16", 11, "DOUBLE", 16, "BFLOAT16"), np.float64),
     **dict.fromkeys((2, "UINT8"), np.uint8),
@@ -96,7 +96,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Compute a ** b in a's type, which ONNX keeps for every type of the exponent."""
+    """Compute a ** b in the type of a. In ONNX, the result has this type whatever the type of b is."""
     if a.dtype.kind == "f":
         return np.power(a, b)
     if b.dtype.kind == "f" or (b < 0).any():
@@ -135,7 +135,7 @@ def _gelu(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     x = inputs[0]
     if decode_text(attrs.get("approximate", "none")) == "tanh":
         return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-    # The definition contains 1 + erf(x/√2), which cancels for negative x. erfc(−x/√2) is the same function without
+    # The definition contains 1 + erf(x/√2), whose terms cancel for negative x. erfc(−x/√2) equals this sum, without
     # cancellation.
     return 0.5 * x * np.asarray(_ERFC(x * -math.sqrt(0.5)), np.float64)
 

@@ -1,7 +1,7 @@
-"""Bound the cost of evaluation, because a file can state any size. All counts of elements and steps are made here.
+"""Bound the cost of evaluation, because a file can state any size. Only this module counts elements and steps.
 
-An element is a number that numpy creates. It takes 8 bytes of memory and about a nanosecond. A step is the time of one
-element.
+An element is a number that numpy creates. It takes 8 bytes of memory and about a nanosecond. A step is the unit of
+time: the time for one element.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .evaluator_core import Inputs, UnsupportedOp
 MOST = 2**26
 # Maximum number of dims of an array, which is numpy's limit.
 MOST_RANK = 64
-# Steps that one node costs in addition to its elements: some microseconds of overhead.
+# Steps that are counted for each node in addition to its elements, for some microseconds of overhead.
 A_NODE = 2**10
 # Maximum number of elements from which one constant may be computed: 1 GB.
 AT_ONCE = 2**27
@@ -26,7 +26,7 @@ AT_ONCE = 2**27
 IN_ALL = 2**31
 # Maximum number of elements of computed constants that are kept in memory: 32 MB.
 KEPT = 2**22
-# Ops whose result's size depends on an input's value, not only on the inputs' sizes.
+# Ops for which the size of the result depends on the values of an input, not only on the sizes of the inputs.
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})
 _VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
@@ -45,7 +45,7 @@ def require_room(op: str, elements: int, largest: int = 0) -> None:
 
     Args:
         elements: created by ``op``.
-        largest: elements of the op's largest input. An op may always create as many.
+        largest: elements of the op's largest input. An op may always create this many elements.
 
     Raises:
         UnsupportedOp: ``op`` creates more than `MOST` elements, and more than its largest input has.

@@ -38,8 +38,8 @@ def is_supported(domain: str, op: str) -> bool:
     """Return whether values may be computed through the op.
 
     `evaluate_node` may still refuse some of its forms, such as training mode or a padding mode. Quantization ops count
-    as unsupported here although `evaluate_node` computes them. A proof, the recognition or constant folding would
-    ignore their rounding.
+    as unsupported here although `evaluate_node` computes them. Otherwise proofs, recognition and constant folding would
+    ignore the rounding of these ops.
 
     Returns: True for the ops of `OPS` and for norm ops with a function body.
     """
@@ -89,7 +89,7 @@ def evaluate_node(
 
 
 def _evaluate_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Array | None, ...]:
-    """Evaluate an op by the function body in the file, so that certificates judge the nodes that other runtimes run."""
+    """Evaluate an op by its function body in the file. So certificates judge the nodes that other runtimes run."""
     opset = max(opset, row.since)
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = {"": None, **dict(zip(function.input, inputs, strict=False))}

@@ -2,7 +2,7 @@
 
 An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them. It never
 writes into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and
-boolean ones keep their dtype.
+boolean tensors keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Table = dict[tuple[str, str], Function]
 
 
 class UnsupportedOp(Exception):
-    """Raised for an op, or a form of an op, that the evaluator does not cover; nothing was computed."""
+    """Raised if the evaluator does not cover an op or a form of an op. Nothing was computed then."""
 
 
 def round_to_float32(value: float) -> float:
@@ -51,7 +51,7 @@ def decode_text(value: str | bytes) -> str:
 
 
 def integers_from(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] | None:
-    """Read a list of ints that older opsets store in an attribute and newer ones in an input.
+    """Read a list of ints, which older opsets store in an attribute and newer opsets store in an input.
 
     Args:
         index: position of the input, which takes precedence.

@@ -119,8 +119,8 @@ class ArrayInterpreter(Interpreter):
     def standardize(self, x: Array, axes: Sequence[int], epsilon: float, centered: bool = True) -> NormalizedTensor:
         """Standardize ``x`` over ``axes``, as `Interpreter.standardize` does but faster.
 
-        tests/evaluate/test_norm_functions.py compares the two. A norm spends most of its time here. Scaling in place by
-        one reciprocal per row saves a fifth of it.
+        tests/evaluate/test_norm_functions.py compares the two. Most of the time of a norm is spent here. Scaling in
+        place by one reciprocal per row saves a fifth of this time.
 
         Returns: the standardized x, its mean (None unless ``centered``) and its deviation, both with the axes kept at
             size 1.

@@ -6,8 +6,8 @@ ConvInteger 10 (https://onnx.ai/onnx/operators).
     Q(x) = saturate(round(x / scale) + zero point)        DQ(q) = (q − zero point) · scale
 
 Rounding is half to even. Quantized tensors keep their dtype: an integer type of numpy, or a type of ml_dtypes if numpy
-lacks it (int4, uint4, float8 and so on). The quotient is float64 for every ``precision`` and every type of the scale. A
-runtime that divides in float32 may round a value next to a tie to the other neighbor.
+lacks it (int4, uint4, float8 and so on). The quotient is float64 for every ``precision`` and every type of the scale.
+If a runtime divides in float32, it may round a quotient near a tie to the other neighbor.
 
 `evaluator.is_supported` returns False for these ops because they round. So neither proofs nor the recognition pass
 through them, and a dequantized weight is not replaced by a constant.
@@ -39,7 +39,7 @@ TYPES: dict[int, np.dtype[Any]] = {
 }
 # Types without infinity: an infinite input becomes NaN, with or without saturation.
 _NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})
-# End of the range of consecutive integers in float64, which contains every zero point.
+# Largest number up to which float64 represents all integers. Every zero point is in this range.
 _LARGEST_INTEGER = 2.0**53
 
 
@@ -90,7 +90,7 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
 def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
     """Return the output type of a QuantizeLinear.
 
-    Returns: the zero point's type; without a zero point ``output_dtype``; without both uint8.
+    Returns: the zero point's type. Without a zero point, the type is ``output_dtype``; without either, it is uint8.
 
     Raises:
         UnsupportedOp: the type is unknown here.
@@ -152,8 +152,8 @@ def _round_to_odd(values: Array) -> Array:
     """Round to float32, setting the last bit to 1 if the rounding is inexact.
 
     A second rounding to a narrower type then gives the same result as a single rounding (Boldo and Melquiond, "When
-    double rounding is odd", 2005). ml_dtypes 0.6 converts float64 to 8 bits through float32, which could turn a value
-    next to a tie into the tie.
+    double rounding is odd", 2005). ml_dtypes 0.6 converts float64 to 8 bits by way of float32. This could round a value
+    near a tie to the tie itself.
     """
     near = values.astype(np.float32)
     even = (near.view(np.uint32) & 1) == 0
@@ -231,7 +231,7 @@ def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 def _to_int32(values: Array, inputs: Inputs) -> Array:
     """Convert the result of integer operands to int32.
 
-    Callers may pass unrounded floating operands on purpose. The result of these stays float64.
+    Callers may deliberately pass operands that are not rounded to integers. Then the result stays float64.
     """
     whole = all(np.asarray(value).dtype.kind != "f" for value in inputs[:2])
     if whole:

@@ -107,7 +107,7 @@ def _reduction_op(reduce: Any) -> Function:
 
 
 def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    """Compute softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
+    """Compute softmax along one axis. Below opset 13, compute it over all dims from ``axis`` on, with the default 1."""
     x: Array = inputs[0]
     axes = (attrs.get("axis", -1),) if opset >= 13 else _axes_from(attrs.get("axis", 1), x.ndim)
     e = np.exp(x - _maximum(x, axis=axes, keepdims=True, initial=-math.inf))

@@ -132,7 +132,8 @@ def make_sbom(model: SbomSubject) -> bytes:
 
 
 def find_libraries(facts: Mapping[str, str]) -> dict[str, InstalledLibrary]:
-    """Find the installed libraries that ``facts`` names, and the libraries that they require without extras.
+    """Find the installed libraries that ``facts`` names, and all libraries that these libraries require. Requirements
+    of extras are ignored.
 
     Returns:
         normalized name -> library, sorted.

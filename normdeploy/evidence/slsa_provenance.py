@@ -2,16 +2,11 @@
 
 The record is an in-toto Statement v1 with SLSA's provenance v1 as predicate:
 
-    subject                  each file: its path and its SHA-256
-    buildDefinition
-      buildType              ``BUILD``
-      externalParameters     the request: the command and its options
-      internalParameters     versions of the libraries and the machine
-      resolvedDependencies   each source file, by SHA-256
-    runDetails
-      builder.id             ``BUILDER`` and the name of the signing key; nothing else is known of the builder
-      metadata               invocationId; startedOn and finishedOn if times may be recorded
-      byproducts             other files that were made on the way
+    subject                  each file: its path and its SHA-256 buildDefinition buildType              ``BUILD``
+    externalParameters     the request: the command and its options internalParameters     versions of the libraries and
+    the machine resolvedDependencies   each source file, by SHA-256 runDetails builder.id             ``BUILDER`` and
+    the name of the signing key; nothing else is known of the builder metadata               invocationId; startedOn and
+    finishedOn if times may be recorded byproducts             other files that were made on the way
 
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
 """
@@ -61,7 +56,7 @@ def make_statement(
     Args:
         subjects: SHA-256 of each file that was made, by path.
         versions: versions of the libraries, and names of the machine.
-        key: name of the key that will sign it.
+        key: name of the key that will sign the Statement.
 
     Returns:
         JSON text; equal arguments give equal texts.

@@ -1,8 +1,8 @@
 """Translate atan2 correctly for all four quadrants, the axes, both zeros, infinities and NaN.
 
-torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So the phase of a negative
-real number, atan2(0, −1), is −π in the file and π in PyTorch, and NaN becomes 0. This translation computes t from the
-smaller and the larger of |y| and |x|:
+torch's exporter (2.13, onnxscript 0.7.2) writes atan(y / x) and adds ±π depending on y > 0. So atan2(0, −1), the phase
+of a negative real number, is −π in the file but π in PyTorch. Where PyTorch gives NaN, the file gives 0. This
+translation computes t from the smaller and the larger of |y| and |x|:
 
     t = atan(smaller / larger)
     t = π/2 − t if |y| > |x|

@@ -11,8 +11,8 @@ TABLE maps operators, written ``torch.ops.acme.norm.default`` or "acme::norm", t
 have several functions: the first function that fits is used. TABLE may also be a function without parameters that
 returns such a mapping.
 
-`normdeploy.extensions` describes how packages are found and trusted. A package's code runs only for a model with
-operators of its namespace, never for any other reason in a model file.
+`normdeploy.extensions` describes how packages are found and trusted. A package's code runs only if the model has
+operators of the package's namespace. No other content of a model file can cause it to run.
 """
 
 from __future__ import annotations

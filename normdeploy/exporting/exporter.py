@@ -1,9 +1,9 @@
 """Export torch models to ONNX with the dynamo exporter, and check the result against the request.
 
-The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up when the
-norms are already single nodes. This module gives dims the user's names, keeps each node's qualified module path, and
-removes all paths of the user's file system. If torch silently fixed a dim that was requested as dynamic, the export
-fails. ``exporter_fixes`` changes nodes that onnxruntime would not run.
+The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8. Instead, ``simplify`` cleans up the
+graph after the norms have become single nodes. This module gives dims the user's names, keeps each node's qualified
+module path, and removes all paths of the user's file system. If torch silently fixed a dim that was requested as
+dynamic, the export fails. ``exporter_fixes`` changes nodes that onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def export_without_weights(
             silence_torch(),
             torch.no_grad(),
         ):
-            # Gradients are off: with gradients, torch 2.13 writes views in attentions such as T5's, and then can't
+            # Gradients are off: with gradients, torch 2.13 writes views into attentions such as those of T5, and can't
             # decompose these views.
             program = torch.onnx.export(
                 model.program,
@@ -191,7 +191,8 @@ def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
 
 
 def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
-    """Map torch's symbols, or expressions of symbols, to the user's names, from inputs that have both.
+    """Map torch's symbols, or expressions of symbols, to the user's names. The names come from the inputs, whose dims
+    have both a symbol and a name.
 
     Raises:
         InputError: a dim requested as dynamic is fixed in the graph, or one size has two names.

@@ -4,10 +4,10 @@
   removes a bias of zeros.
 - Attention (opset 23): in ONNX, the mask may broadcast to (batch, heads, queries, keys). onnxruntime requires the full
   size of the mask's last two dims (``attention_helper.h``, onnxruntime 1.31).
-- Clip from zero: onnxruntime (1.31, CPU) uses the type's largest number for the missing upper bound and turns Inf into
-  3.4e38. PyTorch keeps Inf, and so does Max, which replaces the Clip. An example is `torch.cdist`, which clamps a
-  square before it takes the root. A Clip with other bounds is not changed: the proof of the own op L2Norm needs a Clip
-  of a root, and onnxruntime merges Relu and Clip.
+- Clip with the lower bound 0 and no upper bound: onnxruntime (1.31, CPU) uses the type's largest number as upper bound
+  and turns Inf into 3.4e38. PyTorch keeps Inf. The fix replaces the Clip by Max, which keeps Inf too. An example is
+  `torch.cdist`, which clamps a square before it takes the root. A Clip with other bounds is not changed, because the
+  proof of normdeploy's own op L2Norm needs a Clip of a root, and because onnxruntime merges Relu and Clip.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def binary_cross_entropy_with_logits(
 
 
 def logaddexp(self: Any, other: Any) -> Any:
-    """Compute max(x, y) + log(1 + exp(−|x − y|)). For equal numbers, even infinite ones, compute x + log 2.
+    """Compute max(x, y) + log(1 + exp(−|x − y|)). For equal numbers, also if they are infinite, compute x + log 2.
 
     Returns:
         a tensor of the broadcast shape.

@@ -9,16 +9,16 @@ softmax against NaN:
 That guard is correct for a mask of −Inf. With the lowest number, the result is wrong: a hidden row becomes the mean of
 all values, not 0. A NaN among the scores, which eager PyTorch propagates, becomes 0. The fix tests the mask instead,
 and applies the test to the product with the values: (p·v)·shown, with shown = (ReduceMax(m) > lowest / 2) as 1 or 0.
-The product is smaller than p, and softmax and product stay adjacent nodes. A hidden row is 0·(the mean of v). So NaN
-and Inf in v, and NaN in the scores, become NaN, as in eager PyTorch. If another node reads p, the fix is Where(shown,
-p, 0) instead.
+The test is applied to the product because it has fewer elements than p, and because softmax and product stay adjacent
+nodes. A hidden row becomes 0·(the mean of v). So NaN and Inf in v, and NaN in the scores, become NaN, as in eager
+PyTorch. If another node reads p, the fix is Where(shown, p, 0) instead.
 
 Only nodes that the exporter made from scaled_dot_product_attention are changed. If a user's model computes the same
 operations explicitly, eager PyTorch computes exactly these nodes.
 
-The exporter adds no guard for a mask of floats: a row of only −Inf is NaN in the file and 0 in eager PyTorch. If the
-graph itself computes such a mask (MultiheadAttention does, from a padding mask), its −Inf become the type's lowest
-number, and the product gets the same guard.
+The exporter adds no guard for a mask of floats: a row of only −Inf is NaN in the file and 0 in eager PyTorch. The graph
+itself may compute such a mask, as MultiheadAttention does from a padding mask. Then the fix replaces −Inf in the mask
+by the type's lowest number, and adds the same test to the product.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Refuse operators for which torch's exporter (2.13, onnxscript 0.7.2) writes ONNX nodes that compute another function.
 
-- scatter_reduce with "mean": written with the reduction "none".
+- scatter_reduce with "mean": the ONNX node has the reduction "none".
 - avg_pool2d, avg_pool3d with ``divisor_override``: the divisor is dropped.
-- adaptive pools along a dynamic size, including "area" resizes: written for the sizes of the example inputs.
-- nearest-exact resizes of a dynamic size: rounded to other source pixels.
+- adaptive pools along a dynamic size, including "area" resizes: the ONNX nodes are only correct for the sizes of the
+  example inputs.
+- nearest-exact resizes of a dynamic size: the ONNX node reads other source pixels.
 - cross_entropy with ``label_smoothing``: the smoothing is dropped.
 - LSTM with ``proj_size``: the projection is dropped.
 """
@@ -72,7 +73,7 @@ def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
 
 
 def _has_projection(arguments: dict[str, Any]) -> bool:
-    """Return True if each layer and direction has more weights than those of the two products and their biases."""
+    """Return True if each layer and direction has more weights than the two products and their biases need."""
     weights = arguments.get("params")
     if not isinstance(weights, list | tuple):
         return False

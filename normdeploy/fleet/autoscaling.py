@@ -1,9 +1,9 @@
 """Tell Ray's autoscaler which resources steps wait for.
 
-Ray starts new nodes for tasks that existing nodes can't run. But a step is only submitted to existing nodes, so Ray
-does not see a step that no node can run. A placeholder task represents such a step. It does nothing and requires the
-resource that a suitable node states: ``cc89``, ``builder``, or a CPU. Placeholder tasks always end with the driver. A
-request by ``ray.autoscaler.sdk.request_resources`` would stay in force until somebody revokes it.
+Ray starts new nodes for tasks that existing nodes can't run. But the driver submits a step only to existing nodes, so
+Ray does not see a step that no node can run. A placeholder task represents such a step. It does nothing and requires
+the resource that a suitable node states: ``cc89``, ``builder``, or a CPU. Placeholder tasks end when the driver ends.
+In contrast, a request by ``ray.autoscaler.sdk.request_resources`` would stay in force until somebody revokes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gpu_resource(needs: StepNeeds) -> str:
 
 
 def resource_of_step(step: JobStep) -> str:
-    """Return the resource by which Ray finds a machine for a step, besides a CPU.
+    """Return the resource that Ray must find for a step in addition to a CPU.
 
     Returns:
         a GPU resource or "builder"; "CPU" if a CPU is enough.

@@ -26,11 +26,11 @@ def bundle_origin(
 
     Args:
         inputs: path in the step's folder → SHA-256.
-        made: names of the preceding steps → their keys.
+        made: name of each preceding step → the step's key.
 
     Returns:
-        the record, with the options and inputs of all steps. An input that another step read with other content gets
-        the step's name as a prefix.
+        the record, with the options and inputs of all steps. If two steps read an input of the same name but different
+        content, the step's name is added as a prefix.
 
     Raises:
         ProcessVanished: a record of these steps is missing from the store or is not trusted.

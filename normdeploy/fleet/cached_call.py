@@ -40,7 +40,7 @@ class CachedResult:
         record: record of the step.
         cached: True if the result was in the store.
         log: output that the verb printed.
-        report: JSON report, without times and with the file names of the step's folder.
+        report: JSON report without times. It uses the file names of the step's folder.
         notes: notes on damaged results that were computed again.
     """
 
@@ -121,8 +121,8 @@ def _output_name(record: StepRecord) -> str:
 
 
 def _find_missing_output(record: StepRecord, output: Path | None) -> str:
-    """Return a required file that the record does not name; "" if the record names all. Somebody may have changed the
-    record.
+    """Return a required file that the record does not name; "" if the record names all required files. A file may be
+    missing because somebody changed the record.
     """
     wanted = [Path(REPORT).name, *([_output_name(record)] if output is not None else [])]
     return next((name for name in wanted if name not in record.outputs), "")

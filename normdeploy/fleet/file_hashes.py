@@ -1,7 +1,7 @@
 """Hash files outside the store, and reuse a file's hash until the file changes.
 
-A file counts as unchanged if its size, modification time (nanoseconds), inode and status change time are the same. A
-file that changed within two seconds of being hashed is hashed again next time, because a second change could go
+A file counts as unchanged if its size, modification time (nanoseconds), inode and status change time are the same. If a
+file changed less than two seconds before it was hashed, it is hashed again next time, because a second change could go
 unnoticed.
 """
 
@@ -129,8 +129,8 @@ def _list_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _list_external_data(path: Path) -> list[tuple[str, Path]]:
-    """List the files with an ONNX file's external weights. Each is returned as "../NAME", because it is in the ONNX
-    file's folder.
+    """List the files with an ONNX file's external weights. Each file is returned as "../NAME", because it is in the
+    same folder as the ONNX file.
     """
     if path.suffix != ".onnx":
         return []

@@ -264,7 +264,7 @@ def schedule_fleet(
     cached = 0
     try:
         with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
-            # Closing the generator releases the driver's claims, even after an error.
+            # When the generator is closed, it releases the driver's claims, even after an error.
             for end in ends:
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)

@@ -1,8 +1,8 @@
 """Recheck the bundles of a fleet's last run with the installed versions, to find regressions after an update.
 
-A run after an update makes new bundles, and each new bundle agrees with its own evidence, so the run can't show a
-regression. `recheck_fleet` instead runs the old bundles. It compares each bundle's outputs with the expected answers
-that were stored when the bundle was made.
+A run after an update makes new bundles. Each new bundle is compared only with its own evidence, so such a run can't
+show a regression. `recheck_fleet` instead runs the old bundles. It compares each bundle's outputs with the expected
+answers that were stored when the bundle was made.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def show_fleet_run(console: Console, run: FleetRun) -> None:
 
 
 def _escaped_text(text: str, style: str = "") -> Text:
-    """Return text from a file or a store on one line, so escaped that rich finds no markup in it."""
+    """Return text from a file or a store on one line, escaped so that rich finds no markup in it."""
     return Text(escape_line(text), style=style)
 
 

@@ -34,7 +34,7 @@ PRELOADED = (
 
 
 class ProcessVanished(NormdeployError):
-    """Error for a step whose process ended, probably not because of the step."""
+    """Error for a step whose process ended, although the step itself probably did not cause this."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class CallEnd:
 
     Attributes:
         code: exit code; if negative, the number of the signal that ended the call.
-        why: "seconds" or "memory" if this limit ended the call, "ended" if the server ended it, else "".
+        why: "seconds" or "memory" if the limit of this name ended the call; "ended" if the server ended the call; else
+            "".
         seconds: duration of the call.
         peak: maximum memory in bytes.
     """

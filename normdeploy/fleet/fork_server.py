@@ -1,7 +1,7 @@
 """Run each step in a fork of a process that has the libraries in memory.
 
-Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. A step's changes of
-memory, or its crash, affect only its fork. The server only imports modules, so no other Python thread runs when it
+Importing torch, onnxruntime and their dependencies takes seconds; a fork takes milliseconds. If a step changes memory
+or crashes, only its own fork is affected. The server only imports modules, so no other Python thread runs when it
 forks. numpy's BLAS may run threads, but it supports forks.
 
 ``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. The server reads lines of JSON from standard
@@ -50,8 +50,8 @@ def main(preloaded: list[str]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    # The garbage collector then does not touch the imported objects, so their memory pages stay shared between the
-    # forks.
+    # After this call, the garbage collector does not touch the imported objects, so their memory pages stay shared
+    # between the forks.
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -88,7 +88,7 @@ def _start_call(request: dict[str, Any]) -> _RunningCall:
 
 
 def _run_in_fork(request: dict[str, Any]) -> NoReturn:
-    """Run the requested module. This is called in the fork, ends the fork, and never returns."""
+    """Run the requested module. This function is called in the fork, ends the fork, and never returns."""
     code = 1
     try:
         os.setpgid(0, 0)

@@ -24,7 +24,7 @@ class CollectedGarbage:
         runs: number of runs.
         steps: number of step records.
         objects: number of files that steps read or wrote.
-        bytes: size of all of these in bytes.
+        bytes: size of all these runs, records and files in bytes.
         kept: number of objects that stay.
     """
 
@@ -36,12 +36,13 @@ class CollectedGarbage:
 
 
 def collect_garbage(store: PathLike, *, days: float = 30.0, remove: bool = False) -> CollectedGarbage:
-    """Find old, unreachable entries of a store, and remove them if requested.
+    """Find old entries of a store that nothing refers to, and remove them if requested.
 
     A run that ended within the last ``days`` keeps the records of its steps, and these records keep the objects that
-    they name. A record younger than ``days`` keeps its objects even if no run has it, as for a single verb that used
-    the store. Nothing younger than a day is removed. Records are removed before the objects that they name, so a record
-    never names a removed object. A driver that has read a record whose objects are removed then runs the step again.
+    they name. A record younger than ``days`` keeps its objects even if it belongs to no run, because a single verb may
+    have written it. Nothing younger than a day is removed. Records are removed before the objects that they name, so a
+    record never names a removed object. If a driver has already read a record and then finds the record's objects
+    removed, it runs the step again.
 
     Args:
         days: age in days from which runs and records are old.

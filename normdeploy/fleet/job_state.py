@@ -21,13 +21,13 @@ from .step_store import StepRecord
 class JobState:
     """State of a job's steps.
 
-    A step's name is in at most one of ``ends``, ``busy``, ``ready`` and ``waiting``. It is in none of them before all
-    preceding steps have ended.
+    A step's name is in at most one of ``ends``, ``busy``, ``ready`` and ``waiting``. Before all preceding steps have
+    ended, the name is in none of them.
 
     Attributes:
         busy: steps that are being looked up in the store, or that this or another driver is running.
         ready: steps that could run now.
-        waiting: step without a machine → time at which it began to wait.
+        waiting: name of a step that no machine can run → time at which the step began to wait.
         tries: retried step → number of tries.
     """
 
@@ -55,7 +55,7 @@ class JobState:
         """Return True if all steps that precede this step have ended.
 
         Returns:
-            False until the last of them has ended.
+            False until the last preceding step has ended.
         """
         return all(before in self.ends for before in step.preceding_steps)
 

@@ -19,7 +19,7 @@ from .fleet_schema import Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"
-# Names of files and folders that have a meaning in a step's folder, so a source can't have them.
+# Names of files and folders that have a special meaning in a step's folder. A source can't have such a name.
 _TAKEN = frozenset({"out", "files", "export", "build", "package"})
 # Options that may run code from the folder that contains fleet.toml.
 CODE = ("model", "model_arg", "import", "trust")
@@ -57,7 +57,8 @@ class JobStep:
         files: path in the step's folder → file or folder outside of it.
         code: folder whose Python files are all copied; None if the step runs no such code.
         after: subfolder of the step's folder → step whose outputs are copied to this subfolder.
-        gates: preceding steps that must not be wrong or failed. This step does not read their outputs.
+        gates: preceding steps that must have ended without being wrong or failed. The step does not read the outputs of
+            its gates.
         evidence: file that exists if the verb finished its work, whether its result is right or wrong.
         reports: True to also read the reports of the preceding steps.
         seconds: time limit; 0 for none.
@@ -165,7 +166,8 @@ def _iter_target_steps(
     if "package" in job.steps and target.bundle:
         package = f"{common}/package"
         argv = ["package", "export/model.onnx", "-o", "out/bundle", "--name", _safe_name(job.model)]
-        # The expected answers come from the PyTorch model. Without it, they would come from onnxruntime.
+        # With --source, the expected answers come from the PyTorch model. Without --source, they would come from
+        # onnxruntime.
         argv += ["--source", model] if given.is_pytorch else []
         argv += ["--report-from", "export/report.json", *[word for engine in engines for word in ("--engine", engine)]]
         step = JobStep(
@@ -277,7 +279,7 @@ def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:
 
 
 def _path_in_folder(file: Path, taken: Mapping[str, Path]) -> str:
-    """Choose the path of a file in the step's folder: its own name, unless another file has this name."""
+    """Choose the path of a file in the step's folder: the file's own name, unless another file has this name."""
     number = 0
     while taken.get(place := f"files/{number}/{file.name}" if number else f"files/{file.name}", file) != file:
         number += 1

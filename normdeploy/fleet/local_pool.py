@@ -1,4 +1,6 @@
-"""Run steps in processes of this machine. This is the default; the alternative is Ray (`normdeploy.fleet.ray_pool`)."""
+"""Run steps in processes of this machine. This pool is the default; the alternative is Ray
+(`normdeploy.fleet.ray_pool`).
+"""
 
 from __future__ import annotations
 

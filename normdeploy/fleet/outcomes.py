@@ -36,7 +36,7 @@ class StepEnd:
     Attributes:
         cached: True if the result was in the store.
         seconds: duration of the run that computed the result.
-        peak: memory of the step's largest process in bytes.
+        peak: peak memory of the step's largest process in bytes.
         outputs: path → stored file.
         log: stored text that the step printed; None if there is none.
         measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
@@ -76,7 +76,7 @@ class CellOutcome(ShortRepr):
         cached: number of steps from the store.
         measures: numbers as in `normdeploy.fleet.step_execution.extract_measures`.
         logs: (step, SHA-256 of its log).
-        shared_seconds: part of ``seconds`` for steps that other cells of the job share.
+        shared_seconds: part of ``seconds`` that was spent on steps shared with other cells of the job.
         files: (name, SHA-256) of the deployed files.
     """
 
@@ -107,7 +107,7 @@ class CellOutcome(ShortRepr):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """Job whose steps have all ended, with the ends of its steps in their order."""
+    """Finished job, with the outcome of each of its steps in the order of the steps."""
 
     job: FleetJob
     steps: tuple[StepEnd, ...]

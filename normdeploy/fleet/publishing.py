@@ -38,7 +38,9 @@ _FOLDER = "bundle/"
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """Outcome of publishing one cell: the address ``where`` it is published, or the ``reason`` why it was refused."""
+    """Outcome of publishing one cell: ``where`` is the address of the published bundle, and ``reason`` tells why the
+    cell was refused.
+    """
 
     cell: str
     outcome: Literal["published", "there", "refused"]

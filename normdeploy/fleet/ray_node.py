@@ -28,7 +28,9 @@ class MachineChanged:
 
 @dataclass(frozen=True)
 class StepRefused:
-    """Answer for a step that made no record. Ray would add more text to the message of a plain exception."""
+    """Answer for a step that made no record. It is not an exception, because Ray would add text to the message of an
+    exception.
+    """
 
     error: NormdeployError
 
@@ -90,9 +92,9 @@ def run_on_node(
 def open_node_store(store: bytes) -> StepStore:
     """Open the driver's store. A process opens it only once.
 
-    The store is passed as bytes, because Ray itself would unpickle it for each step. If that failed, because the file
-    of a key or a library is missing, Ray would raise its own error. With Ray Client, Ray would also open the store in
-    the cluster's head.
+    The store is passed as bytes, because Ray itself would unpickle it for each step. If the file of a key or a library
+    is missing, Ray's unpickling would fail with an error of Ray. With Ray Client, Ray would also open the store in the
+    cluster's head.
 
     Returns:
         the store.
@@ -109,7 +111,9 @@ def open_node_store(store: bytes) -> StepStore:
 
 @cache
 def _current_machine(machine: Callable[[], FleetMachine]) -> FleetMachine:
-    """Describe the machine. A process does this only once, because its libraries stay the same from its start."""
+    """Describe the machine. Each process does this only once, because the libraries of a process do not change after
+    its start.
+    """
     return machine()
 
 
@@ -119,8 +123,8 @@ _warmed: dict[tuple[WorkerSettings, str | None], ForkClient] = {}
 def _node_process(worker: WorkerSettings, devices: str | None) -> ForkClient:
     """Return the warm process that this process of Ray uses.
 
-    Ray sets the GPU of a step in the environment. A warm process keeps the environment from its start, so other devices
-    need a new warm process.
+    Ray sets the GPU of a step in the environment. A warm process keeps the environment that it had at its start, so a
+    step with other devices needs a new warm process.
     """
     if (worker, devices) not in _warmed:
         while _warmed:

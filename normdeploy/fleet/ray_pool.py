@@ -1,10 +1,11 @@
 """Run steps on the nodes of a Ray cluster.
 
 Each node with CPUs is probed once. The probe is a task that reports the node's machine and whether the node can read
-the store. A step may run on every node on which its key is the same as on the machine that the driver chose, and Ray
-picks one of these nodes. A node states its GPUs (``num_gpus``, which Ray detects). It may also state custom resources:
-``cc89`` for GPUs of compute capability 8.9, ``builder`` for machines that build engines. A step that needs a GPU takes
-one unit of each GPU resource that its nodes state, so that two steps never share a GPU.
+the store. The driver chooses a machine for each step. The step may then run on every node on which the step's key is
+the same as on this machine, and Ray picks one of these nodes. A node states its GPUs (``num_gpus``, which Ray detects).
+It may also state custom resources: ``cc89`` for GPUs of compute capability 8.9, ``builder`` for machines that build
+engines. A step that needs a GPU takes one unit of each GPU resource that its nodes state, so that two steps never share
+a GPU.
 """
 
 from __future__ import annotations
@@ -307,8 +308,8 @@ def find_nodes_for(nodes: Sequence[RayNode], task: StepTask, key: str) -> tuple[
 def drop_unsharable_gpus(machine: FleetMachine, resources: Mapping[str, float]) -> FleetMachine:
     """Remove the GPUs from a machine's description if steps can't use them safely.
 
-    GPUs are not safe if the node states no GPU, because Ray then can't keep two steps from sharing a GPU. GPUs are also
-    not safe if the node has several kinds, because it is unknown which kind a step would get.
+    If the node states no GPU, its GPUs are not safe, because Ray can't keep two steps from sharing a GPU. If the node
+    has several kinds of GPUs, they are not safe either, because it is unknown which kind a step would get.
 
     Returns:
         the machine, or a copy without GPUs.

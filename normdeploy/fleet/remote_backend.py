@@ -1,8 +1,8 @@
 """Access a store on a remote file system of fsspec: S3, GCS or Azure.
 
-An object is written whole or not at all, and a conditional put refuses a second object of the same name. The condition
-is If-None-Match on S3 (s3fs) and Azure (adlfs), and ifGenerationMatch=0 on GCS (gcsfs). Other file systems of fsspec
-check whether a name exists before they write, so two writers may both succeed. Such file systems are refused.
+The file system writes an object whole or not at all. A conditional put refuses a second object of the same name. The
+condition is If-None-Match on S3 (s3fs) and Azure (adlfs), and ifGenerationMatch=0 on GCS (gcsfs). Other file systems of
+fsspec check whether a name exists before they write, so two writers may both succeed. Such file systems are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .store_backends import FolderBackend, ObjectEntry, StoreBackend
 # Seconds that a claim lasts without being renewed.
 LEASE = 60.0
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-# Handler that discards log messages. gcsfs logs a traceback of the errors that it raises, and Python would print it
-# without a handler.
+# Handler that discards log messages. gcsfs logs a traceback of each error that it raises. Without a handler, Python
+# would print these tracebacks.
 _NOWHERE = logging.NullHandler()
-# Maximum number of tries of a write that the server asks to repeat later.
+# Maximum number of tries of a write, if the server asks to repeat the write later.
 _LATER = 5
 
 
@@ -57,7 +57,7 @@ class RemoteBackend:
         try:
             from fsspec.core import url_to_fs
 
-            # Changes by other drivers must be visible, so listings are not cached.
+            # Listings are not cached, so that changes by other drivers are visible.
             self.files, self.root = url_to_fs(url, use_listings_cache=False, **(options or {}))
         except ImportError as error:
             library = {"s": "s3fs", "g": "gcsfs", "a": "adlfs"}[protocol[0]]
@@ -68,8 +68,8 @@ class RemoteBackend:
             ) from error
         self.url, self._options, self._held = url, options, _LeaseRenewer(self)
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
-        # Without this option, s3fs would first query the size, to read a large file in parts. That would be two
-        # requests for each record.
+        # Without this option, s3fs would first query the size, to read a large file in parts. Each record would then
+        # take two requests.
         known = inspect.signature(self.files.cat_file).parameters
         if "max_concurrency" in known:
             self._whole = {"max_concurrency": 1}
@@ -203,7 +203,7 @@ class RemoteBackend:
         """Take over a lease that has expired.
 
         Several drivers may find the same expired lease. The driver that creates a second object next to the lease takes
-        it over, and only if the lease has not changed in the meantime.
+        over the lease, provided that the lease has not changed in the meantime.
 
         Returns:
             True if this driver has the lease now.
@@ -219,8 +219,8 @@ class RemoteBackend:
         over = f"{path}.over"
         if not self.create(over, _encode_lease(token)):
             if time.time() > _lease_expiry(self.read(over) or b""):
-                # The driver that created the second object ended before it was done. Delete the object, so that the
-                # next driver can take over the lease.
+                # The driver that created the second object ended before it had taken over the lease. Delete the object,
+                # so that the next driver can take over the lease.
                 self.delete(over)
             return False
         try:
@@ -311,7 +311,7 @@ def open_backend(url: str) -> StoreBackend:
         url: path of a folder, or URL that fsspec reads.
 
     Returns:
-        the place.
+        the backend.
 
     Raises:
         StoreError: the folder or URL can't be used.

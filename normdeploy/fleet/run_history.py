@@ -5,8 +5,8 @@
     runs/<id>/run.json         the fleet file, machines, counts, and the hashes of the two other files; written last, so
                                a run without this file did not end
 
-A manifest contains no times, machines or speeds. So the same fleet gives the same manifest on any machine, if its steps
-are reproducible.
+A manifest contains no times, machines or speeds. So if a fleet's steps are reproducible, the fleet gives the same
+manifest on any machine.
 """
 
 from __future__ import annotations

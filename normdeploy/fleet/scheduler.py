@@ -1,17 +1,18 @@
 """Schedule the steps of a fleet: results in the store are reused, and all other steps run on a pool.
 
 Only a few jobs are in memory at a time, independent of the fleet's size. The ends of jobs are yielded in the fleet's
-order. If a step has no result, the steps of the job that need its result end too. All other steps go on.
+order. If a step ends without a result, the steps of the job that need this result also end. All other steps go on.
 
 A step goes through these stages:
 
 1. Decide. If an earlier step blocks the step, it ends. If no machine can run it, it ends as "not run". Otherwise its
    record is looked up in the store.
 2. Look up. If the store has a record, the step ends with it. Otherwise the step is ready.
-3. Claim, when the pool has room, so that no other driver runs the step. If another driver or job has the claim, the
-   step is decided again later. If a record was written since the lookup, the step ends with it. Otherwise the pool runs
-   the step.
-4. Return. The step ends with its result. If its machine vanished or an input is damaged, the step is decided again.
+3. Claim. When the pool has room, the step is claimed, so that no other driver runs it. If another driver or job has the
+   claim, the step is decided again later. If a record was written since the lookup, the step ends with it. Otherwise
+   the pool runs the step.
+4. Return. The step ends with its result. But if the step's machine vanished or one of its inputs is damaged, the step
+   is decided again.
 """
 
 from __future__ import annotations
@@ -334,8 +335,8 @@ class Scheduler:
                     self.store.void_record(run.ends[name].key)
                     run.forget_step(name)
         else:
-            # A task that is not current has read damaged inputs. The inputs are computed again, and then the step is
-            # decided again.
+            # If a task is not current, its inputs were damaged. They are computed again, and then the step is decided
+            # again.
             if run.is_current(told.task):
                 self._record_end(run, end_from_record(step, record, cached=False))
 

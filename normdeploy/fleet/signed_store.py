@@ -1,9 +1,9 @@
 """Open a store with signed records. A record is trusted only if a trusted key has signed it.
 
 A record is the payload of a DSSE envelope (`normdeploy.evidence.signed_envelope`). The record contains its key, which
-is the hash of everything that the step depended on, and the hashes of the outputs. So a record is refused under the key
-of another step or with other outputs. The summary of a run is signed too; it contains the run's name and the hashes of
-its files.
+is the hash of everything that the step depended on, and the hashes of the outputs. So a record is refused if it is
+stored under the key of another step or if its outputs were changed. The summary of a run is signed too; it contains the
+run's name and the hashes of its files.
 """
 
 from __future__ import annotations

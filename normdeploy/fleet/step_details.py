@@ -52,7 +52,7 @@ def find_steps(
         raise InputError(
             f"the store {opened.place.url!r} has no run of {fleet.path.name}; start one with normdeploy fleet run"
         )
-    # The last runs may not have included this model, so go back to a run of all models.
+    # The latest runs may have left out this model, so go back as far as the last run of all models.
     for run in reversed(mine):
         wanted = [t for t in run_history.iter_run_steps(opened, run["id"]) if _matches_step(name, t["step"], t["key"])]
         if wanted or not run.get("only"):
@@ -71,8 +71,8 @@ def find_steps(
 def _matches_step(name: str, step: str, key: str) -> bool:
     """Return True if ``name`` selects a step.
 
-    A step is selected by its own name, by its cell or job, or by at least eight characters of its key. Steps that are
-    not for a single target belong to every cell of their job.
+    A step is selected by its own name, by its cell or job, or by at least eight characters of its key. A step that is
+    shared by all targets belongs to every cell of its job.
     """
     job = step.rsplit("/", 1)[0]
     return (

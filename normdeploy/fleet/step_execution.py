@@ -28,7 +28,7 @@ from .store_backends import FolderBackend, locked_temporary_folder
 
 # Verbs whose result is complete even if an engine in the bundle was not run.
 _WITHOUT_GPU = ("package", "recheck")
-# Number of characters at the end of a log in which the reason of a failure is searched.
+# Number of characters at the end of a log in which to search for the reason of a failure.
 _TAIL = 4000
 
 
@@ -139,7 +139,7 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
     """Describe the wrong result that a verb reported.
 
     Returns:
-        one line. It describes the first wrong row or weight and gives the number of further ones.
+        one line. It describes the first wrong row or weight, and gives the number of further wrong rows or weights.
     """
     failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
     if failed:

@@ -90,8 +90,8 @@ def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord
         void: True removes a damaged record.
 
     Returns:
-        the record and "". Without a valid record, None and a note; the note is "" unless the record is damaged or lacks
-        files.
+        the record and "". If there is no valid record, None and a note. The note is "" unless the record is damaged or
+        lacks files.
 
     Raises:
         StoreError: the store can't be reached.

@@ -6,7 +6,7 @@
     versions   of Python and the libraries that the verb uses; of all installed packages if it runs code
     gpu, driver, cpu   of the machine, for steps whose results depend on them
 
-Outputs of earlier steps enter the key by their content. If an export gives the same file after an update, the steps
+The key contains the hashes of the outputs of earlier steps. If an export gives the same file after an update, the steps
 that read this file stay valid.
 """
 
@@ -170,7 +170,9 @@ def _abbreviate_value(value: Any) -> str:
 
 
 def _extension_versions() -> dict[str, str]:
-    """Return versions of packages that add norms, runtimes, rules or translations, because any verb may use them."""
+    """Return the versions of packages that add norms, runtimes, rules or translations, because any verb may use these
+    packages.
+    """
     found = {e.package for group in (NORMS, RUNTIMES, RULES, TRANSLATIONS) for e in installed_extensions(group)}
     return {f"extension {package}": importlib.metadata.version(package) for package in sorted(found)}
 

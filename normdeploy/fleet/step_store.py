@@ -5,8 +5,8 @@
     runs/<id>/...:       the request and results of a run (`normdeploy.fleet.run_history`)
     claims/<key>:        the driver that is working on a step
 
-A record is written after all objects that it names. There is only one record for each key: a second writer reads the
-record of the first. All objects are compared with their hashes when they are read.
+A record is written after all objects that it names. There is only one record for each key: a second writer gets the
+record that the first writer stored. All objects are compared with their hashes when they are read.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class StepStore:
         """Return True if every file that the record names exists with the right size.
 
         Returns:
-            always True for a remote place, whose files are checked when they are read.
+            for a remote store always True, because its files are checked when they are read.
         """
         return not self.place.local or all(
             self.place.size(_object_path(f.sha256)) == f.bytes for f in (*record.outputs.values(), record.log)
@@ -224,7 +224,7 @@ class StepStore:
         stored = StoredFile(hash_file(file), file.stat().st_size)
         name = _object_path(stored.sha256)
         size = self.place.size(name)
-        # An object of another size is incomplete: another writer may have been killed.
+        # If the object has another size, it is incomplete, because another writer may have been killed.
         if size not in (None, stored.bytes):
             self.place.delete(name)
         if size != stored.bytes:

@@ -1,9 +1,9 @@
 """Access the backend of a store: a folder, or a remote file system of fsspec (S3, GCS, Azure, ...).
 
 A backend stores bytes under names. It guarantees two things: an object appears only when it is complete, and if several
-drivers ``create`` the same name, only one driver succeeds. A folder achieves both with a temporary name and a hard
-link. A remote object store writes an object whole or not at all, and its conditional put refuses a second object of the
-same name.
+drivers ``create`` the same name, only one driver succeeds. A folder achieves both guarantees by a temporary name and a
+hard link. A remote object store writes an object whole or not at all, and its conditional put refuses a second object
+of the same name.
 """
 
 from __future__ import annotations

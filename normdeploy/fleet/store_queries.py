@@ -86,7 +86,7 @@ class StoreQueries:
         """Claim the step of a key. The claim fails if another driver, or another job of this driver, is running the
         step.
 
-        In a thread, Ctrl-C can't interrupt between the claim and its entry in the list of claims.
+        If this runs in a thread, Ctrl-C can't interrupt between the claim and its entry in the list of claims.
 
         Returns:
             True if the claim succeeded.

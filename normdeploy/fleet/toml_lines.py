@@ -13,9 +13,9 @@ _STATEMENT = 50
 def line_of_key(text: str, path: Sequence[str | int]) -> int:
     """Find the line that sets the value at ``path``, or at the longest part of ``path`` that the file contains.
 
-    tomllib reports no positions. But a file is a list of statements. The shortest beginning of the file that is valid
-    TOML and contains the key ends with the line that sets the key. Longer beginnings contain the key too, so a binary
-    search finds this line.
+    tomllib reports no positions. But a file is a list of statements. Parse the first n lines of the file, without an
+    unfinished statement at their end. The smallest n for which the result contains the key is the number of the line
+    that sets the key. For every larger n, the result contains the key too, so a binary search finds the smallest n.
 
     Returns:
         line number, starting at 1.

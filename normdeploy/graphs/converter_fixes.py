@@ -1,11 +1,13 @@
 """Refuse or rewrite nodes that onnx's version converter (1.23) knows but converts incorrectly.
 
-- Dropout's mask holds 0 or False below opset 12 and True from there on, and has the data's type below 10.
+- Dropout's mask holds 0 or False below opset 12, and True from opset 12 on. Below opset 10, the mask has the data's
+  type.
 - Below opset 14, a BatchNormalization with more than one output computes training statistics.
 - The converter gives Clip and Pad float32 bounds for every type of data. A Pad in a mode other than constant keeps an
   invalid attribute ``value``. An absent bound of Clip meant float32's largest number, which the converter ignores.
-- Softmax accepted axis 1 for a vector too. The converter turns it into the softmax of single numbers.
-- From opset 18 on, Resize takes either scales or sizes. Before, it took an empty scales input together with sizes.
+- Softmax accepted axis 1 for a vector too. The converter writes a Softmax that normalizes each element alone.
+- From opset 18 on, Resize takes either scales or sizes. Before opset 18, a Resize with sizes had an empty scales input
+  too.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def has_scales_and_sizes(node: onnx.NodeProto) -> bool:
 
 
 def require_convertible(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> None:
-    """Check that each node has a form at opset ``new`` that computes the same.
+    """Check that each node has an equivalent form at opset ``new``.
 
     Args:
         old: opset of the file.

@@ -2,8 +2,8 @@
 
     (Cast(q) − z)·s          q: stored codes; z and s: constants, one number or one per element along an axis
 
-Weight-only quantizers export this form. The rewritten model is only for evaluation. The evaluation samples how each
-code was rounded, and recognizes codes by their DequantizeLinear.
+Weight-only quantizers export this form. The rewritten model is only for evaluation. The evaluation randomly draws how
+each code may have been rounded, and recognizes codes by the DequantizeLinear that reads them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
-# elem_type and shape, each None if unknown.
+# elem_type and shape of a tensor; either is None if it is unknown.
 Type = tuple[int | None, Dims | None]
 
 
@@ -43,7 +43,7 @@ def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast
 
     Args:
         operators: function for each class of operator.
-        leaf: computes every part that is neither an integer nor an operation of ``operators``.
+        leaf: function that computes every other part: neither an integer nor an operation of ``operators``.
 
     Returns: the value, of the type that ``operators`` and ``leaf`` work on.
     """

@@ -1,8 +1,8 @@
 """Expand onnxruntime's DynamicQuantizeLSTM into its kernel's computation: a Scan over time with a quantized state.
 
-onnxruntime quantizes all of X at once. It quantizes the state of each step before the product with R (``ComputeGemm``
-in onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is [directions, hidden,
-4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
+onnxruntime quantizes all of X at once. At each step, it quantizes the state before it multiplies the state by R
+(``ComputeGemm`` in onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is
+[directions, hidden, 4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one per column
 (onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may split the batch. Each thread then
 quantizes the states of its part of the batch, whose range lies inside the range of the whole batch.
 """

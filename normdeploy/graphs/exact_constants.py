@@ -24,9 +24,9 @@ class ExactConstants:
 
     For a large float32 constant, only the remainder lost in rounding is kept, in float32: value = rounded + remainder.
     The relative error is at most 2⁻⁴⁸, because the remainder is at most 2⁻²⁴ of the value and float32 keeps 24 bits of
-    the remainder. This needs a constant that holds the correctly rounded value. Otherwise the whole value is kept, so
-    that errors in the constant are found. Once a constant is proved, its remainder can be dropped if the value can be
-    computed again.
+    the remainder. This works only if the constant is the correctly rounded value. Otherwise the whole value is kept, so
+    that the proof can find the error in the constant. Once a constant is proved, its remainder can be dropped if the
+    value can be computed again.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from .linked_graph import LinkedGraph
 from .proto_queries import single_use_symbols
 from .shape_inference import infer_types
 
-# Ops whose result has the shape to which the inputs broadcast, and the type of the first input.
+# Elementwise ops. Their result has the shape to which the inputs broadcast, and the type of the first input.
 _ELEMENTWISE = frozenset(
     {
         *(
@@ -67,14 +67,14 @@ class FileGraph(LinkedGraph):
         self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        # Limits the elements that computed constants may take.
+        # Limits the number of elements that the evaluation of constants may create.
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
         # Values of tensors passed to `treat_as_constant`.
         self._taken: dict[int, np.ndarray] = {}
         # Exact values that rewrites computed.
         self.exact = ExactConstants()
-        # Shapes that neither the file nor inference knows, because the passes found or computed them.
+        # Shapes that a pass found or computed. Neither the file nor onnx's inference provides them.
         self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
         # Shapes that are completely known, so they are not computed again.
@@ -162,7 +162,8 @@ class FileGraph(LinkedGraph):
         Returns: float64 for floating types, exact if a rewrite computed it; other types unchanged.
 
         Raises:
-            UnsupportedOp: the evaluator does not cover an op that computes it, or it takes too many elements.
+            UnsupportedOp: the evaluator does not cover an op that computes ``t``, or the computation needs too many
+                elements.
         """
         known: dict[int, Any] = {}
         stack = [t]
@@ -201,7 +202,7 @@ class FileGraph(LinkedGraph):
     def known_value(self, t: gs.Tensor) -> np.ndarray | None:
         """Compute the value of ``t`` if it is constant.
 
-        Returns: as `value`; None if ``t`` is omitted, not constant or can't be evaluated.
+        Returns: an array as from `value`; None if ``t`` is omitted, is not constant or can't be evaluated.
         """
         if t.is_empty():
             return None
@@ -315,7 +316,9 @@ class FileGraph(LinkedGraph):
         return self._shapes.get(id(t)) or dims
 
     def _work_out_shapes(self) -> None:
-        """Compute shapes that neither the file nor inference knows. Does nothing here; subclasses may override it."""
+        """Compute the shapes that neither the file nor onnx's inference provides. The base class does nothing;
+        subclasses may override this.
+        """
 
     def record_type(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
         """Record the type and shape that were found for ``t``.
@@ -474,7 +477,7 @@ def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """List the inputs whose values matter. CastLike's second input only provides a type.
 
-    Returns: the inputs without omitted ones.
+    Returns: the inputs that are not omitted.
     """
     if node.op == "CastLike":
         inputs = node.inputs[:1]

@@ -52,7 +52,7 @@ class Graph(FileGraph):
         self._names = {*taken, *all_names(proto.graph)}
         # Id of a Constant node that `freeze_tensor` made → the initializer that is written in its place.
         self._settled: dict[int, gs.Constant] = {}
-        # Recognition results of one norm, which are tried first on similar norms.
+        # Recognition results of norms already read. Recognition tries them first on similar norms.
         self.memo: dict[object, object] = {}
 
     @property
@@ -126,7 +126,7 @@ class Graph(FileGraph):
         Nodes that become unused are dropped.
 
         Args:
-            shape: of ``old``, if it is known now.
+            shape: shape of ``old``, if the rewrite determined it.
             place: index of the output that becomes ``old``.
             origin: node whose metadata the new nodes inherit; None for the producer of ``old``.
         """
@@ -213,7 +213,8 @@ class Graph(FileGraph):
     def to_proto(self) -> onnx.ModelProto:
         """Write the current model.
 
-        Returns: live nodes, the initializers that they use, and all fields that graphsurgeon would lose.
+        Returns: a model with the live nodes, the initializers that they use, and all fields that graphsurgeon would
+            lose.
         """
         out = onnx.ModelProto()
         for field, value in self.proto.ListFields():
@@ -260,8 +261,8 @@ class Graph(FileGraph):
     def node_proto(self, node: gs.Node) -> onnx.NodeProto:
         """Write one node.
 
-        Returns: a node of the file unchanged except for its outputs' names; a new node with the metadata of those it
-            replaces.
+        Returns: a node of the file, unchanged except for its outputs' names; or a new node, with the metadata of the
+            nodes that it replaces.
         """
         proto = onnx.NodeProto()
         original = self._original.get(id(node))

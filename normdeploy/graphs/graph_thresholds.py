@@ -1,7 +1,8 @@
 """Find the thresholds of a graph's inputs: the numbers at which its constants take effect.
 
-`find_thresholds` walks a graph from its end to its inputs and converts each threshold on the way: before x·2 + 1, a
-threshold of 5 becomes 2. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of them.
+`find_thresholds` walks a graph from its outputs to its inputs and converts each threshold on the way: a threshold of 5
+for the result of x·2 + 1 is a threshold of 2 for x. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of
+them.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
 }
 
 
-# Ops whose inputs are not sizes even if their output is one, because they return shapes or booleans.
+# Ops whose inputs do not determine sizes even if their output is used as a size, because these ops return shapes or
+# booleans.
 _NO_SIZES = frozenset(
     {"Shape", "Size", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "IsNaN", "IsInf", "Not", "And"}
     | {"Or", "Xor"}
@@ -175,7 +177,7 @@ _Constants = dict[str, np.ndarray]
 
 
 class _ThresholdPropagation:
-    """Carry thresholds from the end of a graph to its inputs."""
+    """Carry thresholds from a graph's outputs back to its inputs."""
 
     def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> None:
         self._functions = functions
@@ -349,7 +351,7 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
 
 
 def _rounding_thresholds(kind: int) -> list[float]:
-    """Return numbers around which a Cast to integers or bool changes its result."""
+    """Return numbers near which a Cast to integers or bool changes its result."""
     if kind == onnx.TensorProto.BOOL:
         return [0.0]
     if kind in onnx.TensorProto.DataType.values():

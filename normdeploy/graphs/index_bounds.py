@@ -1,9 +1,9 @@
-"""Bound the dims of an ONNX graph and the values of its integer inputs by the tables that they index.
+"""Bound the values of an ONNX graph's integer inputs, and its dims, by the sizes of the tables that they index.
 
 An index into a table of n rows lies in [0, n), and a slice of a table up to a size has at most n rows. The analysis
-walks forward through the graph. For a small vector of sizes, it tracks which dim each element is. For other integers,
-it tracks their origin and an offset. The origin is an input, or positions that count up to a dim.
-`normdeploy.loading.program_bounds` does the same for torch's programs.
+walks forward through the graph. For each element of a small vector of sizes, the analysis tracks the dim that it
+equals. For other integers, the analysis tracks an origin and an offset. The origin is an input, or a sequence of
+positions that counts up to a dim. `normdeploy.loading.program_bounds` does the same for torch's programs.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class _BoundsAnalysis:
                 )
 
     def _running_sum_sources(self) -> Iterable[_IndexSource]:
-        """Yield the origin of a running sum of flags: it counts up to the dim along which it sums.
+        """Yield the origin of a running sum of flags. The sum counts up to the size of the summed axis.
 
         Language models compute token positions this way. The dim is known only if all inputs share one second dim.
         """
@@ -302,7 +302,9 @@ class _BoundsAnalysis:
 
 
 def _merge_sources(origins: Iterable[_IndexSource]) -> frozenset[_IndexSource]:
-    """Merge the origins of each input or dim into one that covers them all; no origin remains if there are too many."""
+    """Merge the origins of each input or dim into a single origin that covers them. If too many origins remain, return
+    no origin.
+    """
     merged: dict[tuple[str, bool], _IndexSource] = {}
     for origin in origins:
         other = merged.get((origin.what, origin.counted), origin)

@@ -1,8 +1,8 @@
 """Find the numbers that a graph compares with an unmodified input.
 
-Examples are x > 0.5, the edge of a bucket, and the threshold of a decision tree. If the input is such a number, the
-outputs of > and >= differ. The search passes through exact ops only. After a product or a sum, the result of a
-comparison depends on rounding, and either result is correct.
+Examples are the 0.5 of x > 0.5, the edge of a bucket, and the threshold of a decision tree. If the input equals such a
+number, > and >= give different results. The search passes through exact ops only. After a product or a sum, the result
+of a comparison depends on rounding, and either result is correct.
 """
 
 from __future__ import annotations

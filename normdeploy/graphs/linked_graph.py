@@ -5,7 +5,7 @@ Only this file and `normdeploy.graphs.graph` know graphsurgeon's quirks:
 - It loses metadata, doc strings of nodes and of the model, model_version and quantization annotations. These are kept
   here by tensor name and restored.
 - It treats initializers that are graph inputs as constants. Here they stay inputs.
-- It compares tensors by name and nodes by value. Here identity counts.
+- It compares tensors by name and nodes by value. Here tensors and nodes are compared by identity.
 - It skips attributes of types that it doesn't know. Nodes that are not rewritten are written back as in the file.
 """
 
@@ -106,8 +106,8 @@ class LinkedGraph:
     def all_consumers_of(self, t: gs.Tensor) -> list[gs.Node]:
         """List the live nodes that use ``t`` in any way.
 
-        Returns: each node once, with CastLikes that read only the type of ``t``, and with nodes whose bodies read
-            ``t``.
+        Returns: each node once. CastLikes that read only the type of ``t`` and nodes whose bodies read ``t`` are
+            included.
         """
         return list(self._consumers.get(id(t), {}).values())
 

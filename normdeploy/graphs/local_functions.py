@@ -98,7 +98,7 @@ def _collect_call_sites(
 
 
 def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
-    """Return each function before those that it calls.
+    """Order the functions so that each function comes before the functions that it calls.
 
     ONNX allows no recursion. If functions of a file call each other anyway, their order is arbitrary.
     """

@@ -1,8 +1,9 @@
 """Expand onnxruntime's MatMulNBits into a blocked DequantizeLinear and a MatMul.
 
 Y = A · Wᵀ + bias, with W[n, k] = (code − zero point) · scale of k's block. The codes of a block are packed into whole
-bytes, lowest bits first. The zero points of a row of W are packed the same way. A missing zero point is half the range
-of the codes (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits).
+bytes, lowest bits first. The zero points of a row of W are packed the same way. If zero points are missing, the zero
+point is half the range of the codes
+(https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def expand_node(
 
     Args:
         fresh: makes a tensor name that is not in use yet.
-            constant: adds an initializer under an unused name and returns the name.
-            stored: returns the value of an initializer; None for any other tensor.
+        constant: adds an initializer under an unused name and returns the name.
+        stored: returns the value of an initializer; None for any other tensor.
 
     Yields: the new nodes in topological order.
     """

@@ -1,4 +1,4 @@
-"""Choose the nodes to draw for a norm: those that handle data, before and after the rewrite, and their neighbors.
+"""Choose the nodes to draw for a norm before and after its rewrite: the nodes that handle data, and their neighbors.
 
 Constants, and nodes computed from constants and shapes alone, are omitted, because they are parameters of the norm, not
 steps. Only the first and last boxes have tensor names, so the norms of all layers share one diagram.
@@ -73,7 +73,7 @@ class _DiagramNeighbors:
     def diagram_boxes(self, tensors: Iterable[str]) -> tuple[DiagramBox, ...]:
         """Draw the data nodes that make ``tensors``, and their neighbors.
 
-        Returns: each box after those that it reads; () if there are more than 60.
+        Returns: boxes in topological order; () if there are more than 60.
         """
         made = self.cutter.made
         inside = self._data_nodes(sorted({made[t] for t in tensors if t in made}))
@@ -111,7 +111,7 @@ class _DiagramNeighbors:
         return tuple(drawn)
 
     def _data_nodes(self, places: Sequence[int]) -> dict[int, None]:
-        """Return the nodes that read data or the results of such nodes; the others compute shapes and constants."""
+        """Return the nodes that depend on data. All other nodes compute shapes and constants."""
         own = {o for place in places for o in self.nodes[place].output}
         self._shaped = set[str]()
         kept: dict[int, None] = {}

@@ -82,7 +82,7 @@ class NormExtractor:
         """Extract the nodes that make ``tensors``, and the constants that they read.
 
         Args:
-            shapes: shapes that are known better than the file states them.
+            shapes: shapes that are known more precisely than the file states them.
 
         Returns:
             The model; None if a tensor is not in this graph, the type of an input is unknown, or no output depends on
@@ -147,7 +147,7 @@ def _rename_tensors(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -
 
 
 def _plain_initializer(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """Return the tensor under another name; a large floating one holds ones."""
+    """Return a copy of the tensor under another name. In a large floating tensor, every element becomes 1."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if is_float_dtype(dtype) and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
         return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)

@@ -89,7 +89,7 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
 def _function_variant(
     function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[FunctionKey, onnx.FunctionProto]
 ) -> onnx.FunctionProto:
-    """Return the function without the omitted inputs; its nodes omit them in turn."""
+    """Return the function without the omitted inputs. Its nodes that read these inputs omit them too."""
     variant = onnx.FunctionProto()
     variant.CopyFrom(function)
     absent = {function.input[place] for place in omitted}
@@ -103,7 +103,7 @@ def _function_variant(
 
 
 def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[FunctionKey]) -> None:
-    """Remove those of the ``replaced`` functions that nothing calls any more."""
+    """Remove each of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
         calls = {function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}

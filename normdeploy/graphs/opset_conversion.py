@@ -1,12 +1,12 @@
-"""Raise a file's opset. This is done only if a norm node requires a newer opset.
+"""Raise a file's opset, which is done only if a norm node requires a newer opset.
 
 Most conversions just change the number, because the ops in the file mean the same in both versions. onnx's own schemas
-show this: inputs and attributes with their defaults are the same, and only optional ones were added. If an op did
-change, onnx's version converter rewrites it. The converter loses node metadata and the shapes after unknown ops, which
-are restored. It also loses model-local functions, so a file with functions is refused.
+show this: inputs, attributes and defaults are the same, and only optional inputs and attributes were added. If an op
+did change, onnx's version converter rewrites it. The converter loses node metadata and the shapes after unknown ops,
+which are restored. It also loses model-local functions, so a file with functions is refused.
 
-An op is also refused if it was not tested, or if the converter of onnx 1.23 converts it incorrectly. Hardmax gets the
-new default axis, Resize the new coordinates, and GroupNormalization keeps one scale per group.
+An op is also refused if it was not tested, or if the converter of onnx 1.23 converts it incorrectly. The converter
+gives Hardmax the new default axis and Resize the new coordinates. It leaves GroupNormalization one scale per group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .converter_fixes import (
 )
 from .region import RefusedError
 
-# Ops whose meaning changed although their schemas look alike: the default axis changed, or how an axis is interpreted.
+# Ops whose meaning changed although their schemas look alike: either the default axis or the interpretation of an axis
+# changed.
 _CHANGED = {
     "Softmax": 13,
     "LogSoftmax": 13,

@@ -206,7 +206,7 @@ def _replace_bfloat16(model: onnx.ModelProto) -> None:
 def unit_roundoff(proto: onnx.ModelProto) -> float:
     """Return the unit roundoff of the coarsest floating type in the graph.
 
-    Returns: the unit roundoff; that of float32 if no floating type is found.
+    Returns: the unit roundoff; if there is no floating type, the unit roundoff of float32.
     """
     types = {t.data_type for t in proto.graph.initializer} | {
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)

@@ -1,4 +1,4 @@
-"""Give access to the own ops and their function bodies by name (`normdeploy.norms.normdeploy_ops`)."""
+"""Give access to normdeploy's own ops and their function bodies by name (`normdeploy.norms.normdeploy_ops`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLDEST = min(row.since for row in OURS.values())
 
 
 def oldest_opset(op: str) -> int:
-    """Return the lowest opset for which an own op has a body.
+    """Return the lowest opset for which one of normdeploy's own ops has a body.
 
     Returns: the opset, for example 17.
     """
@@ -36,7 +36,7 @@ def oldest_opset(op: str) -> int:
 
 
 def own_op_body(op: str, opset: int) -> onnx.FunctionProto:
-    """Build the function of an own op for a file of the given opset.
+    """Build the function of one of normdeploy's own ops for a file of the given opset.
 
     Args:
         opset: `oldest_opset` or above.

@@ -54,7 +54,7 @@ def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
 def forget_dim_names(graph: onnx.GraphProto) -> None:
     """Remove the names of dims in place.
 
-    onnxruntime reuses buffers for tensors with equal dims. It fails if a file gives the same name to dims that differ.
+    onnxruntime reuses buffers for tensors with equal dims. A run fails if dims with the same name have different sizes.
     """
     for v in (*graph.input, *graph.value_info, *graph.output):
         for dim in v.type.tensor_type.shape.dim:
@@ -64,7 +64,7 @@ def forget_dim_names(graph: onnx.GraphProto) -> None:
 def value_info_type(v: onnx.ValueInfoProto) -> Type:
     """Return the elem_type and the shape that a value_info declares.
 
-    Returns: None for each that is not declared; in the shape, None for an unnamed dynamic dim.
+    Returns: elem_type and dims. None replaces an undeclared elem_type, an undeclared shape, and an unnamed dynamic dim.
     """
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
@@ -116,7 +116,7 @@ def module_from_scope(value: str) -> str:
 
 
 def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """Return the functions of the file itself, without those of own ops and third-party ops.
+    """Return the functions of the file itself, without the functions of normdeploy's own ops and of third-party ops.
 
     Returns: functions by their key.
     """
@@ -126,7 +126,8 @@ def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProt
 def called_functions(
     defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
 ) -> list[onnx.FunctionProto]:
-    """Return the functions that ``body`` calls, directly or indirectly; a model of it needs no others.
+    """Return the functions that ``body`` calls, directly or indirectly. A model made of ``body`` needs no other
+    functions.
 
     Args:
         defined: the model's functions (`functions_by_key`).
@@ -194,7 +195,7 @@ def may_draw(proto: onnx.ModelProto) -> bool:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node's bodies read, including those of their own tensors.
+    """Return the names that a node's bodies read, including names of the bodies' own tensors.
 
     Returns: an empty set for a node without bodies.
     """

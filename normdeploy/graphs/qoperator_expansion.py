@@ -4,8 +4,8 @@
 
 onnxruntime's quantizer writes such ops in its QOperator format. Its optimizer writes them when it fuses a QDQ file
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). A bias is int32 in steps of the product
-of the operands' scales. The expanded form is for evaluation only. In this form, the evaluation can omit or sample the
-rounding of each tensor.
+of the operands' scales. The expanded form is for evaluation only. In the expanded form, the evaluation can omit or
+randomly draw the rounding of each tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..storage.proto_traversal import attribute_value, copy_model, iter_bodies, 
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
-# Lowest opset in which Softmax works on the given axis alone, not on this axis and all later axes together.
+# Lowest opset in which Softmax normalizes along the given axis alone. Before, it normalized over this axis and all
+# later axes together.
 _AXES_ARE_OWN = 13
 
 

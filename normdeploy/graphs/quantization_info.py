@@ -30,7 +30,7 @@ BITS = "MatMulNBits"
 # Op → positions of its inputs that are scales or zero points.
 _INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}
 INTEGER = ("MatMulInteger", "ConvInteger")
-# Metadata key for the biases that correct a shift of the input by the quantized weight.
+# Metadata key of the biases that correct a shift of the input, and compute this correction with the quantized weight.
 RECENTRED = f"{RECORD}.recentred"
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Beginnings of the names of ops that quantize internally. Only a runtime computes these ops, our evaluator does not.
@@ -77,8 +77,8 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
     """Compute the range of each quantized tensor of the main graph.
 
-    The quantized tensors are outputs of QuantizeLinear on data, and of own ops that contain a QuantizeLinear. The scale
-    must be one constant.
+    The quantized tensors are outputs of QuantizeLinear on data, and of normdeploy's own ops that contain a
+    QuantizeLinear. The scale must be one constant.
 
     Returns: output tensor → (lowest, highest) representable number.
     """
@@ -126,11 +126,12 @@ def read_recorded_runtime(proto: onnx.ModelProto) -> str:
 def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """Read which biases correct a shift (`normdeploy.quantization.bias_corrections`).
 
-    A layer that reads x − c needs a bias with the share W·c. These biases use the quantized weight for this share.
+    A layer that reads x − c needs a bias with the share W·c. The recorded biases contain W·c with the quantized weight
+    W.
 
-    The file must record them, because they look like biases that use the original weight.
+    The file must record these biases, because they look like biases that contain W·c with the original weight.
 
-    Returns: bias → input channels whose share uses the original weight; {} for any other file.
+    Returns: bias → input channels for which W·c uses the original weight instead; {} if the file records no biases.
     """
     try:
         told = json.loads(metadata_text(proto, RECENTRED) or "{}")
@@ -346,7 +347,7 @@ class GraphQuantization:
         return None
 
     def is_weight(self, name: str) -> bool:
-        """Return whether a tensor comes from constants alone, by moves, quantizing and dequantizing.
+        """Return whether a tensor is computed from constants alone, by moves, quantization and dequantization.
 
         Returns: False for computed tensors and inputs.
         """

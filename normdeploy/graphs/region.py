@@ -23,8 +23,8 @@ from .dims import Dims, dim_symbols, evaluate_dim
 from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
-# Maximum number of elements of a floating constant whose values are part of a region's template, because they determine
-# the function (epsilon, exponents). Larger constants are weights.
+# Maximum number of elements of a floating constant that a region's template includes by value. Such small constants
+# (epsilon, exponents) determine the function; larger constants are weights.
 _SMALL = 4
 
 
@@ -32,7 +32,7 @@ class RefusalKind(Enum):
     """Kind of a refusal. Code decides by the kind; the text of the reason is for people."""
 
     PLAIN = auto()
-    # The evaluation failed at these sizes; it may succeed at other sizes.
+    # The evaluation failed at the tried sizes. At other sizes it may succeed.
     NOT_EVALUATED = auto()
     # The function gives the same result for x and −x.
     EVEN = auto()
@@ -129,7 +129,7 @@ class Region:
         return self.template_with_names({})
 
     def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Build the `template` with names in place of certain dims of leaves and of floating constants.
+        """Build the `template`, and replace certain dims of leaves and of floating constants by names.
 
         Args:
             names: size of a dim → name that replaces it.
@@ -407,7 +407,7 @@ def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[s
     """List sizes to try for symbolic dims.
 
     Small and distinct sizes come first, because they reveal a swapped axis. Equal and rounder sizes follow, for modules
-    that need a divisible or larger size. No size is 2, because two normalized elements are always ±1.
+    that need a divisible or larger size. The size 2 is left out, because two normalized elements are always ±1.
 
     Args:
         x: shape of the input that is drawn.

@@ -24,7 +24,7 @@ from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size, product_of_sizes
 
 # Maximum number of elements of an integer tensor that is tracked.
 _OPERAND = 64
-# Exporters write this end of a Slice, or the largest int64, for "to the end of the axis".
+# End of a Slice that means "to the end of the axis". Exporters write this number or the largest int64.
 _END = 2**31 - 1
 _FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
@@ -32,7 +32,7 @@ Shape = list["Size | None"]
 
 
 class ShapedGraph(Graph):
-    """Graph that computes missing shapes when the first one is needed."""
+    """Graph that computes all missing shapes when the first missing shape is needed."""
 
     _worked_out = False
 
@@ -43,7 +43,7 @@ class ShapedGraph(Graph):
 
 
 def integer_values(graph: Graph) -> Mapping[int, np.ndarray]:
-    """Compute integer tensors from sizes, and record in ``graph`` the shapes that follow from them.
+    """Compute integer tensors from sizes, and record in ``graph`` the shapes that follow from these tensors.
 
     Nodes are visited in topological order, so that one shape leads to the next.
 

@@ -21,7 +21,7 @@ def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None =
     """Infer elem_type and shape of each tensor with onnx, on a copy without the weights.
 
     Args:
-        nodes: nodes to use in place of the graph's nodes, if inference does not know some of those.
+        nodes: nodes to use in place of the graph's nodes, if inference does not know some of the graph's nodes.
 
     Returns: types by tensor name.
     """
@@ -63,7 +63,7 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
             dim.Clear()
     alone = single_use_symbols(proto.graph)
     for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
-        # The name carries no information, but inference would keep it in place of the inferred dim.
+        # The dim's name carries no information, but inference would keep the name and discard the dim that it infers.
         dim.Clear()
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
@@ -80,7 +80,7 @@ def _has_short_vectors(skeleton: onnx.ModelProto) -> bool:
 
 
 def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
-    """Run onnx's inference over ``skeleton``, dropping declared shapes that it contradicts."""
+    """Run onnx's inference over ``skeleton``, and drop the declared shapes that inference contradicts."""
     try:
         return onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
     except Exception:
@@ -94,7 +94,7 @@ def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelP
 
 @dataclass(frozen=True)
 class ShapeContradiction:
-    """Tensor whose declared shape or type differs from the one that its node computes.
+    """Tensor whose declared shape or type differs from the shape or type that its node computes.
 
     Attributes:
         stated: declared dims, as in `Dims`.
@@ -230,7 +230,7 @@ def _has_endless_range(graph: onnx.GraphProto) -> bool:
 
 
 def _has_long_vectors(model: onnx.ModelProto) -> bool:
-    """Return whether a vector is too long whose size inference computes from ConstantOfShape, Expand or Reshape."""
+    """Return whether a ConstantOfShape, Expand or Reshape makes a vector that is too long for inference."""
     graph = model.graph
     shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
     wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)

@@ -4,9 +4,9 @@ This runs after the norms became single nodes, so an epsilon is an attribute and
 
 The rules are in `cleaning`, one file per family, each with its premise and proof. onnxscript's rules are not used. Five
 of its rules seemed exact but were not: ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul,
-Pad into ConvInteger, and x + 0 at -0. Its evaluator computes LogSoftmax as log(softmax). Only onnxscript's walk over
-the graph is used, which infers shapes and follows them through sequences. Nodes that the walk misreads are hidden from
-it (`cleaning.hidden_nodes`). ``benchmarks.attack.cleaning`` tests all of this on random graphs.
+Pad into ConvInteger, and x + 0 at -0. Its evaluator computes LogSoftmax as log(softmax). This module uses only
+onnxscript's walk over the graph, which infers shapes and follows them through sequences. Nodes that the walk misreads
+are hidden from it (`cleaning.hidden_nodes`). ``benchmarks.attack.cleaning`` tests all of this on random graphs.
 
 CPU seconds on a chain of LayerNormalization and MatMul nodes. Row 1 is all of ``simplify`` without the check; rows 2
 and 3 are parts of onnxscript's optimizer:
@@ -59,12 +59,13 @@ _RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 # Maximum number of elements in the results of a folded node, if the results are positions, masks or rows of tables.
 _MADE = 2**20
-# Maximum number of elements of a constant that a folded node reads, if the results are of another kind.
+# Maximum number of elements of a constant that a folded node reads, if its results are not positions, masks or rows of
+# tables.
 _READ = 2**13
-# Maximum number of elements in the results of such a node, which do not count as positions, masks or rows of tables.
+# Maximum number of elements in the results of a folded node, if they are not positions, masks or rows of tables.
 _GROWN = 2**18
-# Maximum number of elements of an initializer that is compared with other initializers to merge equal ones. The limit
-# covers tables of positions, which some files store once per layer.
+# Maximum number of elements of an initializer that takes part in the merging of equal initializers. The limit covers
+# tables of positions, which some files store once per layer.
 _ALIKE = 2**16
 # Maximum number of inputs of a node. With more inputs, merging equal initializers takes minutes, because each merge
 # scans all inputs.
@@ -171,7 +172,7 @@ def simplify(
     Args:
         proto: not changed.
         samples: inputs for ``require_equal_models``; if empty, the result is not checked.
-        resolves: first replace the computed sizes of Reshapes and Expands by constants if possible
+        resolves: whether to first replace the computed sizes of Reshapes and Expands by constants where possible
             (`graphs.static_reshapes`).
         progress: called with (stage, done, total).
 
@@ -364,9 +365,9 @@ def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
 def _is_foldable(node: ir.Node) -> bool:
     """Return whether a node on constants is small enough to be folded.
 
-    At most 8,192 elements may be read and 262,144 created. Results of up to `_MADE` elements are allowed for positions
-    and masks, and for selections that are not larger than their table, because other foldable nodes read such results.
-    A Transpose of a weight without other readers is always folded.
+    A folded node may read at most 8,192 elements and create at most 262,144 elements. Results of up to `_MADE` elements
+    are allowed for positions and masks, and for selections that are not larger than their table, because other foldable
+    nodes read such results. A Transpose of a weight without other readers is always folded.
     """
     for value in node.inputs:
         # Remove the pass's list of ancestors, because the lists grow quadratically along a chain of constants.
@@ -416,7 +417,9 @@ def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def _restore_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Remove metadata of the passes. A node that they wrote inherits the metadata of the node that it replaces."""
+    """Remove the metadata that the passes added. A node that a pass wrote inherits the metadata of the node that it
+    replaces.
+    """
     for initializer in model.graph.initializers.values():
         initializer.metadata_props.pop(FOLDED_FROM_KEY, None)
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

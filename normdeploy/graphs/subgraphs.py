@@ -1,8 +1,8 @@
 """Open graphs inside a file as models: bodies of If, Loop and Scan, and model-local functions.
 
 A body can read the tensors of the graphs around it. The model of a body gets outer constants as initializers and other
-outer tensors as inputs. So a norm whose epsilon or gamma is outside the body is still recognized. A body that is
-written back reads these tensors from outside again.
+outer tensors as inputs. So a norm whose epsilon or gamma is outside the body is still recognized. When the body is
+written back, it again reads these tensors from outside.
 
 Undeclared types and shapes are inferred only if they hold in every run. A tensor that a Loop passes from iteration to
 iteration keeps its shape if the body returns it with the shape that it received. A function's input has the type and
@@ -152,7 +152,9 @@ def make_value_info(name: str, kind: int | None, dims: Dims | None) -> onnx.Valu
 
 
 def _body_input_types(around: _Surroundings, node: onnx.NodeProto, body: onnx.GraphProto) -> Types:
-    """Return the types of a body's inputs: as declared in the body, else from the inputs of its node."""
+    """Return the types of a body's inputs. A type comes from the body's declaration, or else from the inputs of its
+    node.
+    """
     stated = Types({i.name: value_info_type(i) for i in body.input})
     outer = [around.types[name] for name in node.input]
     inputs = [i.name for i in body.input]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-# Product of symbols: sorted, and a power repeats its symbol.
+# Product of symbols, as a sorted tuple. A power repeats its symbol: x²·y is (x, x, y).
 Monomial = tuple[str, ...]
 # Maximum number of terms of a product. Polynomials of real sizes have a handful of terms.
 _TERMS = 2**12

@@ -1,9 +1,9 @@
 """Draw inputs at which a graph's constants take effect, and inputs with special numbers.
 
-Normally distributed inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they can't distinguish graphs that
-differ only there. `draw_threshold_values` draws each threshold (`normdeploy.graphs.graph_thresholds`), the neighboring
-numbers in the input's type, and numbers further below and above the threshold. `draw_special_values` draws −0, ±Inf,
-NaN and the smallest number.
+Normally distributed inputs seldom reach the range of a Clip from 5 to 9 or of a mask x > 100. So they can't distinguish
+graphs that differ only in this range. `draw_threshold_values` draws each threshold
+(`normdeploy.graphs.graph_thresholds`), the neighboring numbers in the input's type, and numbers further below and above
+the threshold. `draw_special_values` draws −0, ±Inf, NaN and the smallest number.
 """
 
 from __future__ import annotations

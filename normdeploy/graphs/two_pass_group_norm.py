@@ -1,8 +1,8 @@
 """Expand GroupNormalization into two passes over each group, which references need for accuracy.
 
-onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32. The result loses all digits if
-the mean is large compared to the standard deviation, and it may be negative. Here the mean is subtracted before squares
-are summed:
+onnxruntime has no kernel for GroupNormalization. It computes E[x²] − E[x]² in float32. If the mean is large compared to
+the standard deviation, this difference loses all digits and may even be negative. Here the mean is subtracted before
+squares are summed:
 
     y = (x − E[x]) / √(E[(x − E[x])²] + epsilon) · scale + bias        E over each group, as on the operator's page
 """

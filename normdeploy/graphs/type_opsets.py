@@ -18,7 +18,7 @@ from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset
 from .region import RefusedError
 from .shape_inference import infer_types
 
-# Newest opset that torch's exporter writes and that every onnxruntime since 1.25 loads.
+# Newest opset that torch's exporter writes. Every onnxruntime since 1.25 loads it.
 NEWEST = 25
 # Oldest elem_type that is checked. Most ops have supported the types with smaller numbers from the start.
 _OLDEST_TYPE = TensorProto.BFLOAT16

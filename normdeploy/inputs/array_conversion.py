@@ -1,7 +1,7 @@
 """Convert arrays between numpy and torch, and check the arrays that are passed to a model.
 
-The conversions include bfloat16. numpy supports bfloat16 through ml_dtypes, but ``torch.from_numpy`` rejects such
-arrays.
+The conversions include bfloat16. numpy supports bfloat16 only through ml_dtypes, and ``torch.from_numpy`` rejects
+arrays of this type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Read the user's samples: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.
 
-Each array contains one input of the model for many samples, along its first axis. Each column of a Hugging Face dataset
-contains one value per sample. The model gets the samples in batches of its usual size. If the user names an array or
-column of labels, it is read too. All other arrays and columns are ignored. No code in the files is executed.
+Each array contains the values of one input for many samples, along the array's first axis. Each column of a Hugging
+Face dataset contains one value per sample. The model gets the samples in batches of its usual size. If the user names
+an array or column of labels, it is read too. All other arrays and columns are ignored. No code in the files is
+executed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
     The arrays of a case are read when the case is used.
 
     Args:
-        labels: array or column of labels, whole numbers of shape [samples]; None if the samples have no labels.
+        labels: name of the array or column of labels, which are integers of shape [samples]; None if the samples have
+            no labels.
 
     Returns: the cases, in the order of the samples. Files of a folder are read in the order of their names.
 
@@ -119,7 +121,7 @@ def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.
     """Return the labels of ``count`` samples as int64 [samples].
 
     Raises:
-        InputError: the labels are not whole numbers, not one-dimensional, or their number is not ``count``.
+        InputError: the labels are not integers, are not one-dimensional, or their number differs from ``count``.
     """
     if value.dtype.kind not in "iu":
         raise InputError(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..loading.input_request import InputRequest
 
 _FILES = (".npy", ".npz")
-# Matches NAME=. A dim with a range also contains =, but only inside brackets.
+# Matches a text that begins with NAME=. A dim with a range also contains =, but only inside brackets.
 _VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
 _HOW = "NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
 
@@ -49,7 +49,7 @@ class InputValueRange:
 
 
 def parse_input_values(texts: Sequence[str], names: Collection[str]) -> tuple[dict[str, InputValueRange], list[str]]:
-    """Read the texts that state only values, such as ``sr=16000``, and return the others unread.
+    """Read the texts that state only values, such as ``sr=16000``. Return all other texts unread.
 
     Args:
         names: names of the file's inputs. A name may contain any character, even ``=``.

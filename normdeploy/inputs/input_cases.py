@@ -23,18 +23,20 @@ NONFINITE = frozenset({NAN, INFINITE})
 HIDDEN = "hidden"
 # Kind of the cases from a user's dataset. The user's own rules decide whether their outputs are acceptable.
 DATASET = "dataset"
-# Kinds of a user's own inputs. They are run however large they are.
+# Kinds of a user's own inputs. These cases are run even if they are large.
 OWN_KINDS = frozenset({"given", DATASET})
-# Kinds for which values may exceed the range of their type, in PyTorch and in the file.
+# Kinds of cases in which values may exceed the range of their type, in PyTorch and in the file.
 LENIENT = NONFINITE | {EXTREME}
-# Factor on random inputs of the kind "small". At this scale, an epsilon of 1e-5 is larger than the variance.
+# Factor by which random inputs are multiplied for the kind "small". An epsilon of 1e-5 is then larger than the
+# variance.
 SMALL = 1e-4
-# The same factor for half precision. With 1e-4, only a norm's bias would be left in its half-precision output. With
-# 1e-2, the variance is about as large as an epsilon of 1e-5 to 1e-3, so a wrong epsilon changes the output.
+# The same factor for half precision. With a factor of 1e-4, a norm's half-precision output would consist of the norm's
+# bias alone. With 1e-2, the variance is about as large as an epsilon of 1e-5 to 1e-3, so a wrong epsilon changes the
+# output.
 SMALL_IN_HALF = 1e-2
-# Limit for the input elements of a case at max sizes: this many times the number at the opt sizes.
+# Maximum number of input elements of a case at max sizes, as a multiple of the number at the opt sizes.
 _AFFORDABLE = 8
-# Number of input elements that a case may have in any case.
+# Number of input elements that a case may always have, even if this number exceeds the limit above.
 _ALWAYS = 1024
 # Maximum number of dims that are tried at their max size one by one.
 _MOST_ALONE = 64
@@ -164,9 +166,9 @@ def generate_cases(model: ModelSignature, seeds: int, most: int | None = None) -
     """Build random, small, all-zero and hidden-row cases for the sizes that the model's dims may take.
 
     Random cases at the opt sizes have several seeds. One case has the min sizes, at which a broadcast can hide a wrong
-    axis. One case has odd sizes, which are not multiples of a kernel's blocks. Max sizes are run if they have no more
-    than 8 times the elements of the opt sizes. If all max sizes together have more, each dim is run alone at its max
-    size, with the others at their min sizes.
+    axis. One case has odd sizes, which are not multiples of a kernel's blocks. One case has the max sizes of all dims,
+    if its inputs have no more than 8 times the elements of the opt sizes. Otherwise, there is a case for each dim: this
+    dim has its max size, and all other dims have their min sizes.
 
     Args:
         seeds: number of random cases at the opt sizes.

@@ -139,7 +139,7 @@ def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int |
 
 
 def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: IndexBounds) -> Iterator[str]:
-    """Yield a note for each dim whose table has more rows than the record allows."""
+    """Yield a note for each dim whose recorded maximum is smaller than the number of rows of the dim's table."""
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = named_dims_of(recorded)
     for name, most in limits.sizes.items():

@@ -25,7 +25,7 @@ def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequen
         return all(not isinstance(want, int) or want == size for want, size in zip(wanted, shape, strict=True))
 
     rank = len(given)
-    # Only arrays of rank 3 and more are images with channels. In rank 2, the same permutation is the transpose of a
+    # Only arrays of rank 3 and more can be images with channels. In rank 2, the same permutation would transpose a
     # matrix of features.
     if rank > 2:
         channels_first = (0, rank - 1, *range(1, rank - 1))

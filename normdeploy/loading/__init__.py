@@ -43,8 +43,8 @@ from .traceable_models import unstated_ranges
 from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
-# Text that is appended to the error about a model that could not be made. The parameters of its forward are then
-# unknown.
+# Advice that is appended to the error if the model could not be made. In this case the parameters of forward, and thus
+# the required inputs, are unknown.
 _INPUTS_TOO = ". Also describe its inputs with --input, for example --input 'x:float32[batch,3,224,224]'"
 
 
@@ -186,8 +186,8 @@ def load_parts(
 
 
 def _import_from_cwd(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Make modules in the working directory importable if ``wanted``. Otherwise no module there can be imported, so
-    none can shadow a library.
+    """Make modules in the working directory importable if ``wanted``. Otherwise prevent their import, so that no module
+    there can shadow a library.
     """
     return import_from_folder(Path.cwd() if wanted else None)
 
@@ -216,8 +216,8 @@ def _require_fitting_flags(
 def _read_weights_as_data(
     path: Path, kind: FileKind, key: str | None, trust: bool
 ) -> State | ScriptWeights | nn.Module | None:
-    """Read a file of weights as data. Return None for other kinds of files, and for a file that must be unpickled in
-    full.
+    """Read a file of weights as data. Return None for other kinds of files, and for a file that can only be unpickled
+    in full.
     """
     if kind is FileKind.SAFETENSORS:
         return read_safetensors(path)

@@ -225,7 +225,7 @@ def _find_pytree_imports(spec: str) -> list[str]:
         item = stack.pop()
         if isinstance(item, str):
             with contextlib.suppress(ValueError, RecursionError):
-                # Most strings are names, which are not JSON. A context is JSON within a JSON string.
+                # Most strings are plain names. Only a context is a string that itself contains JSON.
                 parsed = json.loads(item)
                 stack.extend([parsed] if isinstance(parsed, dict | list) else [])
         elif isinstance(item, list):
@@ -273,8 +273,8 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
     try:
         samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception:
-        # torch raises UnpicklingError, RuntimeError, EOFError and other errors. torch.export.load would then unpickle
-        # the same bytes in full.
+        # torch raises UnpicklingError, RuntimeError, EOFError and other errors for such bytes. After such an error,
+        # torch.export.load would unpickle the same bytes in full.
         named = _find_sample_globals(data)
         if named:
             what = f"it would import {join_names(named)}"
@@ -292,7 +292,7 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
 def _find_sample_globals(data: bytes) -> list[str]:
     """Find the globals of a torch.save file in memory, which may be crafted.
 
-    The function never raises, because the refusal must be reported even for damaged bytes.
+    The function never raises, because the refusal must be reported even if the bytes are damaged.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,7 +1,6 @@
 """Read several buffers as one file, without copying them.
 
-An archive that consists of checked parts and of the weights in another file then takes no additional memory or disk
-space.
+So an archive of checked parts, and of weights that stay in another file, takes no additional memory or disk space.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Find in the model's config the largest sizes of dims whose range the user does not state.
+"""Find the largest sizes of dims in the model's config, for dims whose range the user does not state.
 
 Libraries store a model's number of positions in its config, under various names. If the config states no number, the
-dim is traced without a limit. The traced program then determines the limit: by the table that positions index, or by
-the range in which the model's code is valid.
+dim is traced without a limit. The traced program then determines the limit: the number of rows of the table that
+positions index, or the range in which the model's code is valid.
 """
 
 from __future__ import annotations

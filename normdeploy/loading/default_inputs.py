@@ -2,7 +2,7 @@
 
 The module supports texts, images, sound and points. Sizes come from the config and the preprocessor. The dims are named
 as follows. The batch is always ``batch``. A text has ``seq`` tokens, and a decoder's input ``decoder_seq`` tokens.
-Sound has ``samples`` or ``frames``. In a model that compares texts with images, the batch of images has its own name,
+Sound has ``samples`` or ``frames``. In a model that compares texts with images, the batch of images is named
 ``image_batch``.
 """
 

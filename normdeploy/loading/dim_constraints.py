@@ -36,7 +36,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
         conditions: conditions that torch met while tracing. They give the place in the model for the message.
 
     Returns:
-        The request with narrowed dims, and whether a dim only takes multiples of a step.
+        The request with narrowed dims, and True if some dim takes only multiples of a step.
 
     Raises:
         InputError: a dim is fixed by the model or always equal to another dim, or its stated range is too wide.
@@ -127,8 +127,8 @@ _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
 
 def _parse_excluded_sizes(message: str) -> dict[str, int]:
-    """Parse the sizes that torch can't trace together with other sizes. At these sizes, a tensor that is shorter by a
-    constant, such as x[:, 1:], has size 0 or 1.
+    """Parse the sizes that torch can't trace together with other sizes. At these sizes, the shortened dim of a slice
+    such as x[:, 1:] has size 0 or 1.
     """
     lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
     return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}

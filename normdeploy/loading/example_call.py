@@ -233,9 +233,9 @@ def _sample_input(wish: InputSpec, rng: np.random.Generator, sizes: Mapping[str,
 def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
     """Yield sizes of dims for tracing, in the order in which to try them.
 
-    torch.export treats the sizes 0 and 1 as constants, and equal sizes of two dims may hide that they differ. So
-    different multiples of the opt sizes come first, because some models need a divisible size. Then come sizes close to
-    these multiples, and last the opt sizes.
+    torch.export treats the sizes 0 and 1 as constants. If two dims have equal sizes in the example, torch.export may
+    treat them as one dim. So different multiples of the opt sizes come first, because some models need a divisible
+    size. Then come sizes close to these multiples, and last the opt sizes.
 
     Yields:
         Dim name -> size.

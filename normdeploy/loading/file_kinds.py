@@ -26,7 +26,7 @@ PROGRAM_JSON = "models/model.json"
 # The safetensors library's own limit for its header, in bytes.
 _HEADER_LIMIT = 100 << 20
 _CHUNK = 1 << 20
-# End of the name of an index of shards, a JSON file {"weight_map": {tensor: file}}.
+# Suffix of an index of shards, which is a JSON file {"weight_map": {tensor: file}}.
 INDEX = ".safetensors.index.json"
 _OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
@@ -126,7 +126,7 @@ _WANTED = "expected a file from torch.export.save or torch.save, safetensors, a 
 
 
 def _describe_unknown_file(path: Path, head: bytes) -> str:
-    """Describe a file that can't be loaded by its first bytes or its name."""
+    """Describe a file that can't be loaded. Its first bytes or its name identify its kind."""
     for magic, kind, advice in _FOREIGN:
         if head.startswith(magic):
             return f"{path} is {kind}: {advice}"
@@ -192,8 +192,8 @@ def archive_root(archive: zipfile.ZipFile) -> str:
 def open_torch_archive(path: Path) -> zipfile.ZipFile:
     """Open a torch zip file with a checked table of contents.
 
-    torch stores its entries uncompressed, so their declared sizes can't exceed the file's size by much. A file with
-    larger declared sizes is a zip bomb, and it is refused before a byte is unpacked.
+    torch stores entries uncompressed, so the sum of the declared sizes can't be much larger than the file. A file with
+    larger declared sizes is a zip bomb. It is refused before a byte is unpacked.
 
     Returns:
         The open archive.

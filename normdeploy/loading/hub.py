@@ -21,8 +21,7 @@ _SECONDS = 10
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Return whether ``source`` has the form ``org/name`` and is not a local path, which means that neither this path
-    nor a folder ``org`` exists.
+    """Return whether ``source`` has the form ``org/name``, and neither this path nor a folder ``org`` exists.
 
     Returns:
         False also for a name with the suffix of a model file.
@@ -78,7 +77,7 @@ def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
     except Exception:
-        # The model is not in the cache. The error is LocalEntryNotFoundError, HFValidationError or another one.
+        # The model is not in the cache. The error may be LocalEntryNotFoundError, HFValidationError or any other error.
         return None
     weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     if (folder / "config.json").is_file() and weights:

@@ -117,7 +117,8 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
             f"{path} is a Hugging Face folder, but transformers is not installed: pip install transformers, or "
             "export the model once and pass the .pt2 file"
         )
-    # If trust_remote_code is not set, transformers asks at the terminal about every file of the folder that names code.
+    # If trust_remote_code is not set, transformers asks at the terminal whether to run the code that a file of the
+    # folder names.
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
     # A decoder inside the model may have its own config.
@@ -138,8 +139,8 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Any]]:
 def _has_attention_bias(config: dict[str, Any]) -> bool:
     """Return whether the attention adds a bias to the scores (T5, Swin).
 
-    For such models and a dynamic batch, torch's exporter can't decompose fused attention, whose mask is a tensor of
-    numbers ("Cannot view a tensor with shape ...").
+    For such models with a dynamic batch, torch's exporter can't decompose fused attention, because the mask is a tensor
+    of numbers ("Cannot view a tensor with shape ...").
     """
     return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
 
@@ -156,7 +157,7 @@ def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> 
         named = _import_class(transformers, (config.get("architectures") or [""])[0])
     else:
         named = None
-    # A name in the config may also be that of a tokenizer or processor, which would load other files of the folder.
+    # The config may also name the class of a tokenizer or processor, which would load other files of the folder.
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
 

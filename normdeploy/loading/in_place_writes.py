@@ -1,6 +1,6 @@
 """Find the buffers and inputs that forward changes.
 
-An ONNX file can't do this: it keeps no values for the next run and does not change its inputs.
+An ONNX file can't express such writes: it keeps no values for the next run and does not change its inputs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
             aliases = isinstance(target, torch._ops.OpOverload) and any(
                 result.alias_info is not None for result in target._schema.returns
             )
-            # The node takes an item of a list of views, which split and unbind return.
+            # The node takes an item from a list of views. split and unbind return such lists.
             item = getattr(target, "__name__", "") == "getitem"
             if (aliases or item) and node.args:
                 node = node.args[0]

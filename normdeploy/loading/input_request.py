@@ -98,7 +98,7 @@ def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
 
 
 def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
-    """Make each dim static whose range is a single size."""
+    """If the range of a dim is a single size, make the dim static."""
     single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
     inputs = tuple(wish.with_ranges_of(single) for wish in wishes.inputs)
     dims = {name: dim for name, dim in wishes.dims.items() if name not in single}

@@ -37,13 +37,13 @@ def build_input_specs(
 
     Args:
         matched: stated input or None, for each tensor input.
-        fresh: True if the program was just exported for this request. The request's dims then apply even without a
-            stated range. Otherwise the sizes apply with which the program was exported.
+        fresh: True if the program was just exported for this request. Then the request's dims apply even if their
+            ranges are not stated. Otherwise the sizes of the program's own export apply.
         names: known names of dims, for inputs that the user did not state.
 
     Returns:
-        The inputs, and dim name -> source of the largest size. The latter contains only dims whose largest size is not
-        stated by the user or a saved program.
+        The inputs, and dim name -> source of the largest size. A dim is missing from this mapping if the user or a
+        saved program states its largest size.
 
     Raises:
         InputError: the request contradicts the program.
@@ -177,7 +177,7 @@ def _derive_range(
     limits: Mapping[Any, IndexLimit],
 ) -> tuple[Dim, str]:
     """Derive a dim's range. A stated range is checked against the program and its tables; otherwise the range is as
-    wide as they allow.
+    wide as the program and its tables allow.
 
     Returns:
         The dim, and the source of its largest size; "" if the user or a saved program states that size.
@@ -191,7 +191,7 @@ def _derive_range(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
-            # Every size is below an upper bound of more than `_LARGEST`, so such a bound has no effect.
+            # No size exceeds `_LARGEST`, so a larger upper bound has no effect.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high = upper
@@ -234,7 +234,7 @@ def _guard_finder(
 ) -> Callable[[dict[str, int]], SizeGuard | None]:
     """Make a function that finds the first condition that fails at given sizes of the dims.
 
-    A condition that two sizes differ is ignored, because torch records it only because the example sizes differ.
+    Conditions that two sizes differ are ignored. torch records such a condition only because the example sizes differ.
     """
     owners: dict[tuple[str, int], str | int] = {
         (path, i): name

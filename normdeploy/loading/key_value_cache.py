@@ -98,9 +98,9 @@ def _prefilled_layer_class() -> type:
     class PrefilledLayer(DynamicLayer):  # type: ignore[misc]
         """Layer of a cache that starts with given keys and values.
 
-        transformers' own layer checks whether it is empty, and a trace would keep the result as a condition on the
-        length. In transformers' layer with a sliding window, a trace would keep the counter of tokens as a constant.
-        The window itself is applied by the mask.
+        transformers' own layer checks whether its cache is empty, and a trace would keep the result as a condition on
+        the length. In transformers' layer with a sliding window, a trace would keep the counter of tokens as a
+        constant. The window itself is applied by the mask.
         """
 
         def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:

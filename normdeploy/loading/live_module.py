@@ -229,8 +229,8 @@ def _export_with_made_example(
 def _export_widest(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export with dims without a stated range as wide as the module allows. If that fails, export with the default
-    maximum of these dims.
+    """Export the module. Dims without a stated range become as wide as the module allows; if this fails, they get their
+    default maximum.
     """
     wider = widen_unstated_dims(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
@@ -330,7 +330,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
         warnings.catch_warnings(),
-        # For some failures, torch.export logs and prints the whole graph.
+        # After some failures, torch.export logs and prints the whole graph.
         silence_logger("torch"),
         contextlib.redirect_stderr(io.StringIO()),
         _disable_distribution_checks(),

@@ -108,8 +108,8 @@ def _allowed_namespaces() -> frozenset[str]:
 def import_operators(imports: Sequence[str]) -> OperatorAllowlist:
     """Import the modules that the user named, and allow the operators that they register.
 
-    Operators that installed packages translate are allowed too. If one of the modules was already imported before, its
-    operators can't be determined, so all namespaces but torch's are allowed.
+    Operators that installed packages translate are allowed too. If one of the modules was imported earlier, its
+    operators can't be determined. Then all namespaces except torch's own are allowed.
 
     Returns:
         The allowlist.

@@ -1,8 +1,9 @@
 """Derive bounds of an exported program's integer inputs and dims from the nodes that use them.
 
 An index into a table of N rows must lie in [0, N). The analysis goes forward through the graph and records the origins
-of each integer tensor. An origin is an input plus an offset, positions that grow with a dim (an arange, or the running
-sum of a mask), or a 0/1 flag. If a tensor with an origin is used as an index, the table's size bounds that origin.
+of each integer tensor. There are three kinds of origins: an input plus an offset, positions that grow with a dim (an
+arange, or the running sum of a mask), and a 0/1 flag. If a tensor with an origin is used as an index, the table's size
+bounds that origin.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _INDEXING = {
     "index_copy": ("self", "index"),
     "index_fill": ("self", "index"),
 }
-# Minimum factor m for which (1 - mask)·m shows that the input is an attention mask.
+# If an input is used as (1 - input)·m with at least this factor m, the input is an attention mask.
 _MASK_FACTOR = 1e3
 
 
@@ -233,8 +234,8 @@ class _ProgramBoundsAnalysis:
             return
         rows = value.shape[dim]
         origins = self._origins_of(index)
-        # If the table's size is itself a dim, positions may grow with this dim, so they are not bounded. Values of an
-        # input must fit the dim's smallest size.
+        # If the table's size is itself a dim, positions may grow with this dim, so positions are not bounded. Values of
+        # an input must fit the table at the dim's smallest size.
         if not isinstance(rows, int):
             constraint = self.program.range_constraints.get(rows.node.expr)
             if constraint is not None:

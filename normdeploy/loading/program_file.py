@@ -77,7 +77,7 @@ def _register_known_classes(names: Iterable[str]) -> None:
 
 
 class _CauseCollector(logging.Handler):
-    """Handler that collects logged exceptions. torch.export.load logs the cause of a failure, and raises an error that
+    """Handler that collects logged exceptions. If torch.export.load fails, it logs the cause and raises an error that
     only refers to the log.
     """
 

@@ -215,12 +215,12 @@ def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], wh
 
 
 def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
-    """Return whether ``given`` are new names for the first of ``names``, in order. A name may also be kept at its own
-    position.
+    """Return whether ``given`` contains new names for the first inputs in ``names``, in order. An input may also keep
+    its name at its own position.
 
     Returns:
-        False also if some names are kept and a new name is nearly equal to another name of the program, because the new
-        name is then a typo.
+        False also if some names are kept and a new name is nearly equal to another name of the program. Such a new name
+        is treated as a typo.
     """
     if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
         return False
@@ -291,7 +291,7 @@ def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str])
 
 
 def _iter_leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
-    """Yield a name for each leaf of a tree spec, made of the keys on its path.
+    """Yield a name for each leaf of a tree spec. The name joins the keys on the leaf's path.
 
     For classes that are registered with keys as their context (ModelOutput, dict), these keys are used.
     """

@@ -1,8 +1,8 @@
 """Load a model from the Python file that defines it: ``my_model.py:Net``, or ``my_model.py`` if the file defines only
 one model.
 
-A user who names the file requests to run its code, as with ``--model``. ``--trust`` is not needed: it is for code
-inside other kinds of files.
+By naming the file, the user requests that its code runs, as with ``--model``. So ``--trust`` is not needed: it is for
+code inside other kinds of files.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.
 
 
 def _module_names(held: Mapping[str, Any]) -> list[str]:
-    """Return the names of the file's classes of modules and of the modules that the file makes."""
+    """Return the names of the module classes that the file defines and of the modules that it makes."""
     own = held["__name__"]
     return [
         name

@@ -4,8 +4,8 @@ torch.export (2.13) unrolls these layers over time, which fixes the number of st
 makes the layers call its own operators instead, whose results have the same length as their input. The exporter writes
 these operators as ONNX's LSTM, GRU and RNN. Each operator takes weights in the order of torch's ``_flat_weights``.
 
-ONNX has neither packed sequences (``batch_sizes``), which torch.export can't trace, nor projections (``proj_size``),
-which this module refuses.
+ONNX supports neither packed sequences (``batch_sizes``) nor projections (``proj_size``). torch.export can't trace
+packed sequences, and this module refuses projections.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _RNN = _define_operator("rnn", 1, _run_rnn, ", str activation")
 
 @contextlib.contextmanager
 def keep_recurrent_ops() -> Iterator[None]:
-    """Make torch.nn.LSTM, GRU and RNN call the operators of this module within the context; This affects the whole
+    """Make torch.nn.LSTM, GRU and RNN call the operators of this module within the context. This affects the whole
     process.
     """
     functions = rnn._VF
@@ -114,7 +114,7 @@ def _recurrent_functions(torchs: Any) -> Any:
         if packed or len(args) != 9:
             return False
         _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
-        # Only layers without a projection have this number of weights: a projection adds a weight to each layer and
+        # This number of weights shows that the layers have no projection: a projection adds a weight to each layer and
         # direction.
         if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
             return True

@@ -1,7 +1,8 @@
 """Parse shape expressions and guards of an ExportedProgram without evaluating them as Python.
 
 torch passes these texts to ``sympy.sympify`` or to ``exec``, which would run any code in them. This module parses a
-text with ``ast``, and every node of the tree must be on an allowlist. Guards are evaluated directly on this tree.
+text with ``ast``, and checks every node of the resulting tree against an allowlist. Guards are evaluated directly on
+this tree.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FUNCTIONS = split_words(
 )
 _POWERS = split_words("Pow PowByNatural FloatPow LShift")
 _ASSUMPTIONS = split_words("positive nonnegative integer real nonzero negative precision dps evaluate")
-# Maximum number of characters of an expression. BERT's longest expression has 60.
+# Maximum number of characters of an expression. The longest expression of BERT has 60 characters.
 _LENGTH_LIMIT = 10_000
 _INTEGER_LIMIT = 2**63
 _EXPONENT_LIMIT = 64

@@ -85,8 +85,8 @@ class _SizeCondition:
     place: str
 
     def fails_at(self, name: str | None, size: int | None) -> bool:
-        """Return whether the condition is false if the dim ``name`` has ``size``. None means one more than in the
-        example.
+        """Return whether the condition is false if the dim ``name`` has the size ``size``. The size None means one more
+        than the size in the example.
         """
         sizes = dict(self.values)
         for symbol, dim in self.names.items():
@@ -118,7 +118,7 @@ class TracedConditions:
         for condition in reversed(self.met):
             if name in condition.names.values() and condition.fails_at(name, size):
                 return condition.place
-        # No single condition may fail, because several conditions together leave only one size.
+        # It is possible that no single condition fails, because only several conditions together fix the size.
         if size is None:
             return self.last_place([name])
         return ""

@@ -28,7 +28,7 @@ _LIGHTNING = {"pytorch-lightning_version", "state_dict"}
 # does not affect inference.
 _COUNTER = "num_batches_tracked"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
-# Maximum number of nested dicts in which weights are searched without a key.
+# Maximum depth of nested dicts to which weights are searched if no key is given.
 _DEEPEST = 64
 
 
@@ -128,7 +128,8 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
         )
         below = {name.removeprefix(f"{rest}."): value[name] for name in names if str(name).startswith(f"{rest}.")}
         if step is None and below:
-            # The key is a prefix of names in one set of weights: the key "model" selects model.encoder.weight.
+            # The key may also be a prefix of names within one set of weights: the key "model" selects
+            # model.encoder.weight.
             return below
         if step is None:
             raise LoadError(
@@ -186,8 +187,8 @@ def fill_module(module: nn.Module, state: State, path: Path) -> list[str]:
     A parameter that shares its memory with a loaded parameter (tied weights) may be missing from the file.
 
     Returns:
-        Notes on tensors of the file that the model does not use, and on tensors of the model that the file can't
-        contain.
+        Notes on tensors of the file that the model does not use, and on tensors of the model that this kind of file
+        can't contain.
 
     Raises:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.

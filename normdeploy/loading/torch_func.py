@@ -1,7 +1,7 @@
 """Handle traces of models that use ``torch.func``.
 
-Such a trace contains the levels of ``torch.func`` as calls of Python functions. No exporter and no other evaluator of
-the graph supports these calls.
+In such a trace, each level that ``torch.func`` enters or leaves is a call of a Python function. Neither exporters nor
+other evaluators of the graph support these calls.
 """
 
 from __future__ import annotations

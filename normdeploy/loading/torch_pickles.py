@@ -1,4 +1,5 @@
-"""Read files of torch.save. Weights are data and are read without running code. Everything else in a pickle is code.
+"""Read files of torch.save. Weights are data, and they are read without running code. Anything else in a pickle counts
+as code.
 
 A pickle is a program for a small stack machine: its GLOBAL instructions import, and its REDUCE instructions call.
 torch's weights_only reader allows only a fixed list of globals, which is enough for tensors in dicts and lists.
@@ -25,7 +26,8 @@ _PICKLES = 5
 # Prefix of names that were defined in a notebook or in the running script.
 _OF_A_SCRIPT = "__main__."
 _LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
-# Matches the globals of an ordinary state_dict. Refusals omit these names, so that they show only the unusual names.
+# Matches the globals of an ordinary state_dict. The message of a refusal omits these names, so that it shows only the
+# unusual names.
 _ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
 
 

@@ -158,7 +158,7 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
             )
         if len(around) > _DEEPEST:
             raise LoadError(f"{path} nests modules {_DEEPEST} deep: no model does, so the file is malicious")
-        # Skip a module that already surrounds this one, since a module may contain itself.
+        # A module may contain itself, so skip a module that is already on the path from the root.
         if not isinstance(item, _ScriptObject) or id(item) in around:
             continue
         if item.origin not in classes:

@@ -4,8 +4,9 @@ If a dim takes only multiples of a step, torch defers its guards to asserts in t
 guesses, for example about strides or paddings of width 0. They are true at the example's sizes, but no operator depends
 on them. The module also runs at sizes that such an assert excludes, and so does the graph without the assert.
 
-An assert is removed only if the module and the graph without the assert give the same results at excluded sizes. This
-distinguishes a guess from a branch of the module. Sizes that the module itself refuses are ignored.
+An assert is removed only if the module and the graph without the assert give the same results at excluded sizes.
+Otherwise the assert is not a guess: the module takes another branch at these sizes. Sizes that the module itself
+refuses are ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOST_PARAMETERS = 2**28
 # Number of sizes of a dim to try, from its smallest size upwards.
 _NEAR = 24
 # Allowed difference of outputs, in units of the output dtype's epsilon. The module and its trace run the same
-# operators, so only sums that several threads compute in another order round differently.
+# operators. Results differ only if several threads add the terms of a sum in another order.
 _ROUNDINGS = 256
 
 
@@ -69,7 +70,7 @@ def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> 
 
 
 def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
-    """Return symbol of the trace -> name of the dim that it represents."""
+    """Map each symbol of the trace to the name of the dim that the symbol represents."""
     found: dict[Any, str] = {}
     nodes = {node.name: node for node in model.program.graph.nodes if node.op == "placeholder"}
     tensors = [nodes[item.name] for item in user_inputs(model.program) if not isinstance(item, ConstantArgument)]

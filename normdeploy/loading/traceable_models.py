@@ -1,5 +1,5 @@
-"""Prepare Hugging Face models for tracing in the form in which users deploy them: with a task's outputs, as a decoder
-with its past, or as a part of an encoder-decoder.
+"""Prepare Hugging Face models for tracing in the form in which users deploy them. A model may have a task's outputs,
+may be a decoder with its past, or may be a part of an encoder-decoder.
 
 The prepared model is the model itself with another ``forward``, so that its modules keep their paths. This ``forward``
 takes tensors in the order of the inputs and returns tensors by name. Outputs of one part can be inputs of another part:
@@ -32,7 +32,7 @@ from .key_value_cache import (
 )
 from .program_signature import dtype_name
 
-# Number of positions if neither the config nor a table of the model states it.
+# Number of positions if neither the config nor a table of the model determines the number.
 _POSITIONS = 512
 Outputs = dict[str, torch.Tensor]
 
@@ -163,8 +163,8 @@ def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: s
 
 
 def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
-    """Prepare a decoder that takes keys and values of past tokens as inputs, and returns them extended by those of the
-    new tokens.
+    """Prepare a decoder that takes keys and values of past tokens as inputs. It returns the keys and values of the past
+    tokens and the new tokens.
     """
     original, known = model.forward, inspect.signature(model.forward).parameters
     past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
@@ -251,8 +251,8 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
         past = tensors[first - 1 : middle - 1]
         seen = tensors[middle - 1 :]
         cache = make_encoder_decoder_cache(pair_keys_values(past), pair_keys_values(seen))
-        # The decoder does not read the encoder's states, because their keys and values are in the cache. Only the shape
-        # matters.
+        # The decoder does not read the encoder's states, because the keys and values computed from them are in the
+        # cache. Only the shape of the states matters.
         states = seen[0].new_zeros(seen[0].shape[0], seen[0].shape[2], width)
         made = original(
             encoder_outputs=(states,),
@@ -277,8 +277,8 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     Past and new tokens together must fit the decoder's table of positions.
 
     Args:
-        stated: dim name -> largest size that the user states. If it states only past or only new tokens, the other dim
-            gets the remaining positions.
+        stated: dim name -> largest size that the user states. If the user limits only the past tokens or only the new
+            tokens, the other dim gets the remaining positions.
 
     Returns:
         Dim name -> range in the notation of ``--dim``.

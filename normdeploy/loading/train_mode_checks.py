@@ -1,8 +1,8 @@
 """Find training mode in modules, in plain objects that modules refer to, and in exported graphs.
 
-In training mode, a norm normalizes by the statistics of its batch, and a dropout is random. Exporters drop or keep both
-without a warning. BatchNorm without running statistics and InstanceNorm are not errors, because they use the statistics
-of their input in eval mode too.
+In training mode, a norm normalizes by the statistics of its batch, and a dropout is random. Exporters drop or keep
+these effects without a warning. BatchNorm without running statistics and InstanceNorm are not errors, because they use
+the statistics of their input even in eval mode.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def is_train_mode_op(node: torch.fx.Node) -> bool:
 
 def _set_op_to_eval(node: torch.fx.Node) -> None:
     """Set the operator's flag to eval mode. An operator that also returns updated statistics is not changed, because
-    the program would write the statistics back.
+    the program would then write these statistics back into the buffers.
     """
     if "functional" in operator_name(node):
         return
@@ -339,7 +339,7 @@ def _set_op_to_eval(node: torch.fx.Node) -> None:
 
 
 def _drop_batch_counters(program: torch.export.ExportedProgram) -> None:
-    """Remove the in-place batch counters of BatchNorms, which exist only in training mode."""
+    """Remove the in-place updates of BatchNorms' batch counters. These updates exist only in training mode."""
     buffers = program.graph_signature.inputs_to_buffers
     for node in reversed(list(program.graph.nodes)):
         if (

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[2]
-# Environment variable. If it is set, every onnxruntime session is first opened and run in a child process, whatever the
-# file contains.
+# Name of an environment variable. If the variable is set, every onnxruntime session is first opened and run in a child
+# process, whatever the file contains.
 REHEARSE_ALL = "NORMDEPLOY_REHEARSE_ALL"
 
 

@@ -2,8 +2,8 @@
 
 onnxruntime 1.31 checks divisors for 0 and indices for their range. Other cases are unchecked and end the process:
 
-- SIGFPE: an integer division whose result does not fit its type, an STFT frame without samples, and zero groups, heads
-or parts.
+- SIGFPE: an integer division whose result does not fit its type, an STFT frame without samples, and a count of groups,
+  heads or parts that is zero.
 - SIGSEGV or SIGABRT: a negative number of batch dims, a sparse constant in a function and, in some ops, a tensor
   without elements.
 """
@@ -31,8 +31,8 @@ _COUNTS = {
     "com.microsoft.GroupQueryAttention": ("num_heads", "kv_num_heads"),
     "com.microsoft.SparseAttention": ("num_heads", "kv_num_heads"),
 }
-# Modulus at which a value becomes 0 in a kernel. Microsoft's ops truncate counts to 32 bits. The block sizes of the ops
-# below are squared in 64 bits, and the square becomes a divisor.
+# A multiple of this number becomes 0 in a kernel, which then divides by 0. Microsoft's ops truncate counts to 32 bits.
+# The ops in `_BLOCKS` square their block size in 64 bits and divide by the square.
 _CUT = 2**32
 _BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
 # Ops that end the process if a tensor that they read has no element.
@@ -92,7 +92,7 @@ _MOVERS = frozenset(
 # Op -> position of the input that has the result's type. The position is 0 for all other ops.
 _TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
 _INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
-# Names that a file with a risky node contains. A file without any of them has no risky node.
+# Names that occur in every file with a risky node. A file without any of these names has no risky node.
 _OPS = {*_BLOCKS, *_COUNTS, *_LEAST_RANKS, *_NEED_ELEMENTS, "Div", "GatherND", "Mod", "SplitToSequence", "sparse_value"}
 MENTIONS = re.compile("|".join(sorted(op.rpartition(".")[2] for op in _OPS)).encode())
 _SHOWN = 3
@@ -103,13 +103,14 @@ _INFERRED = 1 << 28
 def find_crash_risks(model: onnx.ModelProto) -> list[str]:
     """Find the nodes that may end the process.
 
-    Returns: one line per node with its label and the reason, at most 3 and a count; [] for nearly every model.
+    Returns: one line per node, with its label and the reason. At most 3 nodes are listed, followed by the number of
+        further nodes. [] for nearly every model.
     """
     risks = _RiskScope(model.graph).find_risks()
     for function in model.functions:
         risks += _RiskScope(function).find_risks()
-        # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files. Whether it does depends on the number of
-        # other nodes.
+        # onnxruntime 1.31 ends with SIGSEGV when it opens some of the files with a sparse constant in a function. The
+        # crash depends on the number of other nodes.
         risks += [
             f"{node_label(node)} of the function {escape_line(function.name)} has a sparse value"
             for node in nodes_with_bodies(function.node)
@@ -125,7 +126,7 @@ def find_crash_risks(model: onnx.ModelProto) -> list[str]:
 def find_empty_input_risks(model: onnx.ModelProto) -> list[str]:
     """Find the nodes that may end the process if an input of the model has no element.
 
-    Returns: one line per node, at most 3 and a count.
+    Returns: one line per node. At most 3 nodes are listed, followed by the number of further nodes.
     """
     return _abbreviate_risks(_find_nonempty_requirements(model))
 
@@ -166,7 +167,9 @@ def _infers_empty_tensor(model: onnx.ModelProto) -> bool:
 
 
 def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the dims of the main graph's values. An unknown size is None, and so are the dims of an unknown rank."""
+    """Return the dims of the main graph's values. An unknown size is None. If the rank is unknown, None replaces all
+    dims.
+    """
     inferred = model
     if model.ByteSize() <= _INFERRED:
         # Errors are ignored: onnxruntime infers shapes too and reports them.
@@ -274,7 +277,7 @@ class _RiskScope:
         return f"may divide the smallest integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
 
     def _may_contain(self, name: str, number: int) -> bool:
-        """Return whether a value may have ``number`` as an element.
+        """Return whether an element of a value may be ``number``.
 
         The value is traced back to constants, sizes and ops that only move elements. A value of any other origin may
         contain any number.

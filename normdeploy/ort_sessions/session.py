@@ -33,8 +33,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # do not saturate, so the results are those that the file defines.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
 # With EXACT_INTEGERS, onnxruntime 1.31 refuses a file in which several nodes read the same int8 weight or zero point.
-# If all weights are inside the file, each node gets its own copy. Otherwise this entry replaces EXACT_INTEGERS:
-# onnxruntime then does not convert products of such a weight to uint8 · int8.
+# If all weights are inside the file, each node gets its own copy of the weight or zero point. Otherwise this entry is
+# used instead of EXACT_INTEGERS. It keeps onnxruntime from converting products of int8 weights to products of uint8 and
+# int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
 # onnxruntime 1.31 fuses a MatMul and the DequantizeLinear of its 2-, 4- or 8-bit weight into MatMulNBits. By default,
 # the kernel of MatMulNBits also rounds the other operand to 8 bits, which the file does not specify. This entry turns
@@ -224,7 +225,7 @@ def open_session(
         session.start = start_trial_process
         return session
 
-    # Kernels that saturate are selected only by the optimizer, so EXACT_INTEGERS is not needed without it.
+    # Only the optimizer selects kernels that saturate, so EXACT_INTEGERS is needed only with the optimizer.
     if optimize and not _lacks_zero_points(model):
         with contextlib.suppress(Exception):
             return create_session(EXACT_INTEGERS)
@@ -311,9 +312,9 @@ class _CrashRisks:
     """Nodes that may end the process.
 
     Attributes:
-        always: nodes that may do so on any inputs.
-        empty: nodes that may do so only on inputs without an element.
-        unknown: True if some node may do so and it is unknown which node.
+        always: nodes that may end the process on any inputs.
+        empty: nodes that may end the process only on inputs without an element.
+        unknown: True if some node may end the process and it is unknown which node.
     """
 
     always: Sequence[str] = ()
@@ -349,8 +350,8 @@ def _parse_model(model: PathLike | bytes, mentions: re.Pattern[bytes]) -> onnx.M
     """Parse the model if its bytes contain one of ``mentions``.
 
     Returns:
-        The model. It is empty if the bytes contain none of ``mentions`` or can't be parsed; onnxruntime reports the
-        latter itself.
+        The model. It is empty if the bytes contain none of ``mentions`` or can't be parsed. onnxruntime itself reports
+        bytes that can't be parsed.
     """
     if isinstance(model, bytes):
         content = model

@@ -18,8 +18,8 @@ from ..types import Arrays
 from . import child_process
 from .crash_risks import node_label
 
-# Maximum seconds of one run in the child. A slower child is ended, and the run continues in this process, where the
-# user can interrupt it.
+# Maximum seconds of one run in the child. A slower child is ended, and the model runs in this process, where the user
+# can interrupt it.
 _PATIENCE = 120.0
 _CHILD = child_process.module_command("normdeploy.ort_sessions.trial_worker")
 
@@ -67,7 +67,7 @@ class TrialProcess:
     def run(self, feeds: Arrays) -> None:
         """Run the model on the feeds in the child.
 
-        Other errors are ignored here, because the run in this process raises them too.
+        Errors of onnxruntime are ignored here, because the run in this process raises them too.
 
         Raises:
             RuntimeCrash: a signal ended the child, now or in an earlier run; the message names the nodes that may cause
@@ -145,9 +145,9 @@ class TrialProcess:
         request = {**self._request, "path": "", "entries": entries}
 
         def crashes_within(count: int) -> bool:
-            """Return whether the first ``count`` nodes end a child.
+            """Return whether a child that runs the first ``count`` nodes crashes.
 
-            Returns: False also if onnxruntime refuses the shortened model.
+            Returns: False also if onnxruntime refuses the model of these nodes.
             """
             try:
                 child = TrialProcess(request, _first_nodes_model(proto, count), self._initializers, ["some node"])

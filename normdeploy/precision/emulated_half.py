@@ -2,9 +2,9 @@
 
 Each operator is computed in float32, and each result is rounded to half precision.
 
-A GPU does the same: each node accumulates in float32 and stores half precision. onnxruntime's CPU provider has hardly
-any bfloat16 kernels. For float16 it computes several consecutive nodes in float32 and rounds only the last result. So a
-run without the emulation would show too small an error.
+A GPU also accumulates each node in float32 and stores the result in half precision. onnxruntime's CPU provider has
+hardly any bfloat16 kernels. For float16 it computes several consecutive nodes in float32 and rounds only the last
+result. So a run without the emulation would show too small an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Find arguments that must not be rounded to half precision: angles of sines and cosines, and scales of a Resize.
 
 An angle of magnitude M that is rounded to half precision is off by up to M·u, with u the unit roundoff. Its sine and
-cosine are off by the same amount. The rounding of the sine itself is only u/2. For angles beyond one turn, the error of
-the angle is by far the larger one: at timesteps up to 1000, float16 leaves no correct digit. So diffusers and all
-rotary embeddings compute angles in float32 by a cast. A graph that was traced in float32 does not contain this cast.
+cosine are off by the same amount. In comparison, the rounding of the sine itself has an error of only u/2. For angles
+of more than one turn, the error of the angle is by far the larger of the two. At timesteps up to 1000, float16 leaves
+no correct digit of the sine. So diffusers and all rotary embeddings cast to float32 before they compute angles. A graph
+that was traced in float32 does not contain this cast.
 
 If cheap ops compute the angle from other tensors, those tensors must not be rounded either. This includes inputs of the
 graph. The largest value of an input is unknown, and generated calibration values do not show it.
@@ -84,7 +85,7 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                 name = node.input[k]
             else:
                 name = ""
-            # The scales are not a constant: nodes compute them, or they are an input of the graph.
+            # In this case the scales are not constant: nodes compute them, or they are an input of the graph.
             if name in view.floating_tensors and name not in view.constants:
                 why = f"{node.op_type} reads float32 scales, and the size of its result depends on their exact values"
                 maker = view.producer.get(name)

@@ -63,7 +63,7 @@ MOVES = frozenset(
     }
 )
 STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
-# If a bound of these ops overflows to infinity, it has no effect, and the original bound had no effect on
+# Ops with bounds. A bound that overflows to infinity has no effect, and the original bound had no effect on
 # half-precision values either.
 _BOUNDS = frozenset({"Clip", "Min", "Max"})
 # Op -> index of its bias input. Rounding a bias is harmless, because the error is small relative to the sum that it is
@@ -81,7 +81,7 @@ Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
-    """Return a reason that follows from the node's op; None if there is no such reason."""
+    """Return a reason if the node's op alone is a reason; otherwise None."""
     made = node.output[0]
     if any(attribute_graphs(a) for a in node.attribute):
         return "control flow", made, "all nodes in a body of control flow stay float32", None
@@ -139,7 +139,7 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
 def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
     """Find the inputs that must be float32 although the first input may be half.
 
-    These are the scales of Resize and Upsample and, in bfloat16, the region of Resize.
+    These are the scales of Resize and Upsample. In bfloat16, the region of Resize is such an input too.
 
     Returns:
         indices of inputs.

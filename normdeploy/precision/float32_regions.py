@@ -1,6 +1,6 @@
 """Choose the nodes that stay float32 in a half-precision model.
 
-These are the nodes with a reason (``float32_reasons``), and some nodes around them.
+Nodes with a reason stay float32 (``float32_reasons``), and so do some nodes around them.
 
 The following nodes stay float32 because of a node with a reason:
 
@@ -32,7 +32,8 @@ def find_float32_regions(
     """Find the nodes that stay float32, and group them into regions.
 
     Args:
-        carried: tensors that carry a mask; only their largest value has to fit, not their most negative one.
+        carried: tensors that carry a mask. Only their largest value has to fit into half precision, not their most
+            negative value.
         wide_inputs: inputs of the graph that stay float32.
 
     Returns:
@@ -121,7 +122,7 @@ def _grow_regions(
 
 
 def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, island: Float32Region) -> None:
-    """Keep the nodes whose results are read only by the reduction ``i``, which adds them up."""
+    """Keep the nodes whose results are read only by the reduction ``i``, which adds up these results."""
     stack = [view.producer[name] for name in view.floating_inputs(i) if name in view.producer]
     while stack:
         j = stack.pop()

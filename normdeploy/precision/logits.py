@@ -5,11 +5,12 @@ nodes, each intermediate result is rounded:
 
 - log σ(x): σ(x) is 0 in float16 for x = −18, and even in float32 for x = −104. log σ(x) = −log(1 + e^−x) =
   −softplus(−x) avoids this, in float32.
-- log softmax(x): softmax(x) may be 0 too. LogSoftmax is one node that never takes the logarithm of a number below 1.
+- log softmax(x): softmax(x) may be 0 too. LogSoftmax is a single node, which never takes the logarithm of a number
+  below 1.
 - log1p(x): 1 + x loses the digits of x that are below the precision of 1. float32 loses fewer digits.
 - softmax(c · x): PyTorch multiplies by a Python number c in float32 and rounds the product. A half-precision node
   rounds c itself to c(1 + δ). Then all results are off by the factor e^(δ·c·x). For c = 7.3 and logits of 100, this
-  error is as large as about ten roundings.
+  error is about ten times the error of one rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OF_LOGITS = MOVES | {"Add", "Sub", "Mul", "Div", "Neg", "Tanh", "Min", "Max", "
 def fuse_logarithms(graph: onnx.GraphProto) -> None:
     """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place.
 
-    A Sigmoid or Softmax that other nodes read stays in the graph as well.
+    If other nodes read the Sigmoid or Softmax, it stays in the graph as well.
     """
     made = {o: n for n in graph.node for o in n.output if o}
     taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
@@ -119,7 +120,7 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
                 factor
                 and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
             ):
-                # The error is larger than the error of rounding the result, which is made anyway.
+                # This error is larger than the rounding error of the softmax's result, which is unavoidable.
                 inexact[i] = name, largest[i]
     return inexact
 

@@ -2,9 +2,9 @@
 
 If they became −Inf, a softmax over a fully masked row would give NaN. Two functions prevent this:
 
-- `find_mask_constants` replaces such a constant by a number that half precision can represent, if any low number would
-  serve all of its readers. Such readers are a softmax, other functions that are constant for low numbers, and
-  comparisons with other mask constants.
+- `find_mask_constants` replaces such a constant by a number that half precision can represent, if all readers of the
+  constant give the same result for any low number. Such readers are softmax, other functions that are constant for low
+  numbers, and comparisons with other mask constants.
 - `mask_ranges` finds the other tensors that may contain a number beyond the type's range, even if calibration did not
   see such a number. These tensors stay float32.
 """
@@ -33,7 +33,8 @@ _CHOICES = frozenset(
     }
 )
 _MASKING = _CHOICES | {"Cast", "Add", "Sub", "Mul"}
-# Ops whose results are about as large as the largest operand: `_SUMS` keep the sign of the operand, `_SIGNED` may not
+# Ops whose results are about as large as the largest operand. The ops of `_SUMS` keep the operand's sign, whereas the
+# ops of `_SIGNED` may change it.
 _SUMS = frozenset(
     {
         *("Add", "Cast", "Sum", "Mean", "ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool"),
@@ -45,12 +46,12 @@ _SIGNED = frozenset({"Sub", "Mul", "Div", "Neg", "Abs", "ReduceL1"})
 _LEVELS_OFF = frozenset({"Softmax", "Sigmoid", "Tanh", "Exp", "Erf", "Softplus", "IsNaN", "IsInf", "HardSigmoid"})
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-# Numbers below this are surely masks. A number above it may be a factor, such as a temperature.
+# Numbers below this limit are surely masks. A number above the limit may be a factor, such as a temperature.
 _SURELY = -1e6
 # Maximum number of masks that may be added up. With more masks, half precision has too little range left for scores.
 _MOST_SUMMANDS = 64
-# Maximum number of different mask numbers. If there are more, they must mean more than "as low as possible", and their
-# replacements would be too close together.
+# Maximum number of different mask numbers. If there are more numbers, they must have other meanings than "as low as
+# possible", and their replacements would be too close together.
 _MOST_NUMBERS = 16
 
 
@@ -73,7 +74,7 @@ class _MaskPath:
 
     Attributes:
         tensors: tensors that may contain the constant.
-        thresholds: constants with whose numbers the constant is compared.
+        thresholds: constants that the mask constant is compared with.
     """
 
     tensors: set[str]
@@ -81,7 +82,7 @@ class _MaskPath:
 
 
 def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
-    """Replace ConstantOfShape by Expand of a constant if the number is outside the range of ``form``, in place."""
+    """Replace each ConstantOfShape of a number outside the range of ``form`` by an Expand of a constant, in place."""
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
@@ -104,9 +105,9 @@ def find_mask_constants(view: PrecisionView) -> MaskConstants:
     """Find the constants that only mean "as low as possible", and numbers in half precision's range to replace them.
 
     The replacement, called the floor, is −1.5·2ᵏ, with k as large as the type and the number of added masks allow.
-    Scores can be added to it without overflow. Adding a small score leaves it unchanged, as with float32's lowest
-    number. Its exponential is 0, and a fully masked row does not become NaN. Numbers that are compared with each other
-    keep their order.
+    Scores can be added to it without overflow. If a small score is added to the floor, the sum rounds to the floor, as
+    with float32's lowest number. The exponential of the floor is 0, and a fully masked row does not become NaN. Numbers
+    that are compared with each other keep their order.
 
     Returns:
         the new arrays, and the tensors that the masks reach.
@@ -304,7 +305,9 @@ def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Coll
 
 
 def _lowest_mask_number(view: PrecisionView, summands: int) -> float | None:
-    """Return the lowest −1.5·2ᵏ of which ``summands`` and a score can be added without overflow; None if too many."""
+    """Return the lowest −1.5·2ᵏ that can be added ``summands`` times to a score without overflow; None if there are too
+    many summands.
+    """
     if summands > _MOST_SUMMANDS:
         return None
     exponent = int(np.floor(np.log2(view.form.largest / (1.5 * summands))))
@@ -317,7 +320,7 @@ def _lowest_mask_number(view: PrecisionView, summands: int) -> float | None:
 def mask_ranges(view: PrecisionView, carried: Collection[str]) -> dict[str, TensorRange]:
     """Compute the ranges of tensors that may contain a constant outside the type's range, or a sum with one.
 
-    Calibration may not have seen an input for which the constant is chosen.
+    The samples of calibration may not contain an input for which the constant is chosen.
 
     Returns:
         tensor -> range, without constants and ``carried``.

@@ -19,15 +19,15 @@ from .type_conversion import HalfFormat, constants_to_initializers
 
 # First opset in which Conv, the pools and other ops support bfloat16
 _NEWER = 22
-# Oldest opset from which the file is raised. Before it, schemas list bfloat16 incompletely.
+# Oldest opset from which the file is raised. Schemas of earlier opsets list bfloat16 incompletely.
 _OLDEST = 16
 
 
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
     """Copy the file for the conversion to half precision.
 
-    In the copy, all functions except own and third-party ops are inlined, and constants are initializers. For bfloat16,
-    the opset is raised if more ops of the file support the type then.
+    In the copy, constants are initializers. Functions are inlined, except those of normdeploy's own ops and of
+    third-party ops. For bfloat16, the opset is raised if more ops of the file support bfloat16 in the newer opset.
 
     Returns:
         the copy, and notes about the opset.

@@ -1,6 +1,6 @@
 """Measure the ranges of a model's tensors.
 
-onnxruntime runs the model in float32, several times, with another chunk of the inner tensors as outputs each time.
+onnxruntime runs the model in float32, several times. Each run returns another chunk of the inner tensors as outputs.
 
 Adding ReduceMin and ReduceMax nodes to the graph would need less memory. But onnxruntime's time to load a graph grows
 with the square of the number of these nodes: 31 s for 12,000 nodes.
@@ -39,7 +39,8 @@ Samples = Sequence[Mapping[str, np.ndarray]]
 _AT_ONCE = 1 << 28
 # Bytes that are assumed for a tensor of unknown shape
 _UNKNOWN = 1 << 22
-# A model with at most this number of bytes of tensors is passed to onnxruntime in memory; a larger model as a file.
+# If a model's tensors have at most this number of bytes, the model is passed to onnxruntime in memory. A larger model
+# is passed as a file.
 _IN_MEMORY = 1 << 30
 _AFFORDABLE = 8
 # Maximum number of elements of generated inputs: 256 MB
@@ -67,7 +68,7 @@ class TensorRange:
         """Merge two ranges.
 
         Returns:
-            the smallest range that contains both.
+            the smallest range that contains both ranges.
         """
         return TensorRange(min(self.low, other.low), max(self.high, other.high))
 
@@ -184,7 +185,7 @@ def _tensor_bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Sampl
 
 
 def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
-    """Split ``tensors`` into chunks of about ``_AT_ONCE`` bytes each, in the largest sample.
+    """Split ``tensors`` into chunks that take about ``_AT_ONCE`` bytes each for the largest sample.
 
     Returns:
         lists of tensor names.
@@ -319,7 +320,7 @@ def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
         for each sample, input name -> array.
 
     Raises:
-        InputError: the inputs are too large to generate them without a request by the user.
+        InputError: the inputs are too large to be generated without a request by the user.
     """
     if (usual := _element_count(specs, {})) > _GENERATED:
         raise InputError(f"the inputs have {usual} elements; the limit for generated inputs is {_GENERATED}")

@@ -3,12 +3,12 @@
 onnxruntime's float16 converter makes the change (``onnxruntime.transformers.float16``). This module works around faults
 of the converter (version 1.31):
 
-- Values: the converter raises every number below 6e-8 to 6e-8 and clamps at 65504. So it gets a file without weights,
-  and changes only types. This module rounds the weights, from the original float32, to nearest even. For bfloat16, it
-  replaces the converter's float16 by bfloat16.
+- Values: the converter raises every number below 6e-8 to 6e-8 and clamps at 65504. So the converter gets a file without
+  weights, and changes only types. This module rounds the weights itself, from the original float32 numbers to the
+  nearest half-precision numbers (ties to even). For bfloat16, it replaces the converter's float16 by bfloat16.
 - Nodes that stay float32: if two of them read one tensor, the converter writes two Casts with the same name. For a node
   in a body, it writes the Cast outside the body. So the converter gets no list of such nodes. Instead, tensors that
-  stay float32 have a private type while it runs, because it changes only float32 tensors.
+  stay float32 have a private type while the converter runs, because it changes only tensors of the type float32.
 - Order, functions, shape inference: this module writes the Casts, in topological order. The converter gets a file
   without functions and does not run shape inference.
 """
@@ -142,7 +142,9 @@ def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.Tensor
 
 
 def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
-    """Write the type float32 as an attribute if a node uses it by default, and convert half attributes to float32."""
+    """If a node's type is float32 only by default, write the type as an attribute. Convert half-precision attributes to
+    float32.
+    """
     for a in node.attribute:
         if a.t.data_type == form.onnx:
             a.t.CopyFrom(numpy_helper.from_array(initializer_values(a.t).astype(np.float32)))
@@ -325,7 +327,7 @@ class CastWriter:
     def _narrow_weight(self, name: str) -> str:
         """Return the name of the float32 copy of a weight.
 
-        If only float32 nodes read the weight, this is the weight's own name.
+        If only float32 nodes read the weight, no copy is needed, and the name is the weight's own name.
         """
         if not self._wide_weights[name]:
             self._wide_weights[name] = self._fresh_name(f"{name}_{_type_name(True, self._form)}")

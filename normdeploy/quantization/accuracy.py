@@ -21,15 +21,15 @@ from ..types import Arrays
 _SQUARED = 1.6449**2
 # One mapping per batch: output name → value
 Outputs = list[dict[str, np.ndarray]]
-# An output with a relative error above this gets a note.
+# An output whose relative error exceeds this limit gets a note.
 _FAR = 0.1
 
 
 class AccuracyJudge:
     """Runner of files on the judging samples, which measures their outputs against the model in float64.
 
-    If an output has one row per sample, each row is compared separately. ``cosine`` is then the cosine of the worst
-    sample.
+    If an output has one row per sample, each row is compared separately. In this case, ``cosine`` is the cosine of the
+    worst sample.
 
     Args:
         samples: batches, with the samples of a batch along the first axis.
@@ -99,7 +99,7 @@ class AccuracyJudge:
             alike = all(
                 v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
             )
-            # Join the rows of all batches, because the nearest neighbor of a sample may be in another batch.
+            # The nearest neighbor of a sample may be in another batch, so the rows of all batches are joined.
             if alike and rows:
                 shapes = {v.shape[1:] for v, _ in pairs}
                 if len(shapes) == 1:
@@ -137,7 +137,8 @@ def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
 def _relative_difference(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
     """Compute ‖value − reference‖ / ‖reference‖ and the cosine over all batches together.
 
-    Elements that are the same infinity, or NaN, in both are ignored. Both results are NaN if the shapes differ.
+    Elements that are the same infinity in both outputs, or NaN in both outputs, are ignored. Both results are NaN if
+    the shapes differ.
     """
     squares = np.zeros(4)
     with np.errstate(all="ignore"):
@@ -181,7 +182,8 @@ def lower_share_bound(share: float, rows: int) -> float:
 
 
 def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
-    """Write a note for each share that reaches its threshold on too few samples to predict other samples.
+    """Write a note for each share that reaches its threshold, but on too few samples to predict the share on other
+    samples.
 
     Returns:
         the notes.

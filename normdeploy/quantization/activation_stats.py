@@ -13,8 +13,8 @@ from ..types import Arrays, Progress
 
 # Hugging Face's name of the input that marks real tokens with 1 and padding with 0.
 MASK = "attention_mask"
-# Maximum number of rows that are kept of each tensor. For wide tensors, fewer rows are kept, so that they have about
-# `_ELEMENTS` elements, but at least 512 rows.
+# Maximum number of rows that are kept of each tensor. Of a wide tensor, fewer rows are kept: about `_ELEMENTS`
+# elements, but at least 512 rows.
 ROWS = 2048
 _ELEMENTS = 2**22
 
@@ -90,7 +90,8 @@ def observe_activations(
 def unmasked_rows(value: np.ndarray, axis: int, sample: Arrays) -> np.ndarray:
     """Reshape a tensor to rows, without the rows of padding tokens.
 
-    No result depends on the values of padding tokens, but there may be more padding tokens than real tokens.
+    Padding tokens are left out because no result depends on their values, but there may be more padding tokens than
+    real tokens.
 
     Args:
         axis: axis of the channels.

@@ -5,9 +5,9 @@ is many times as large as most x. With the bias b + Ŵ·c, the error is (Ŵ − 
 
     Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/explanation/identities.md, "A shift and rounded weights")
 
-So with this bias, a shift adds no error of the weights. But if the values of a channel are nearer to c than to 0, above
-all if the channel is constant, (Ŵ − W)·x is the larger error. For such channels, the bias is corrected with W. Samples
-decide which channels these are.
+So with this bias, the shift does not enlarge the error of the rounded weights. But if the values of a channel are
+nearer to c than to 0, (Ŵ − W)·x is the larger error. This is so for a constant channel, for example. For such channels,
+the bias is corrected with W. Calibration samples show which channels these are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_input_shifts(
         conditions: conditions by the name of the tensor that the layers read.
 
     Returns:
-        shifts, by the first result of the layer's node.
+        first result of a layer's node → its shift.
     """
     shifted = {
         name: condition

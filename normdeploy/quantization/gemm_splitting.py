@@ -1,6 +1,6 @@
 """Split Gemms into MatMul and Add, for layers whose input range is measured at run time.
 
-For such layers, onnxruntime has the op MatMulInteger, but no integer Gemm.
+For integer products in such layers, onnxruntime has the op MatMulInteger, but no integer Gemm.
 
     Gemm(x, w, c) = x·w + c,  for alpha = beta = 1 and x not transposed     (ONNX operator schema Gemm-13)
 """

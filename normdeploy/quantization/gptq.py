@@ -1,16 +1,17 @@
 """Round weights so that the error of the layer's products is small (GPTQ).
 
-Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. The error of a layer's products
-is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the other. It starts
-with the rows that multiply the largest inputs. Before it rounds a row, it adds a correction for the errors of the rows
-that are already rounded. With H = (I + U)·D·(I + U)ᵀ and U strictly upper triangular, the rounded rows are
+Let x be the inputs of the calibration samples, rounded as in the file, and H = E[x·xᵀ]. For the rounded weight Ŵ, the
+error of a layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one
+after the other. It starts with the rows that multiply the largest inputs. Before it rounds a row, it adds a correction
+for the errors of the rows that are already rounded. With H = (I + U)·D·(I + U)ᵀ and U strictly upper triangular, the
+rounded rows are
 
     ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
 
-This formula is LDLQ. It gives the same numbers as GPTQ without an inverse (Chee et al., QuIP, arXiv 2307.13304, theorem
-6). A share of the mean of H's diagonal is added to the diagonal, called damping. There are few samples, and damping
-reduces the effect of correlations that occur only in these samples. A convolution is one such product per group, and x
-is a window of its input.
+This formula is LDLQ. It gives the same numbers as GPTQ, but needs no inverse of H (Chee et al., QuIP, arXiv 2307.13304,
+theorem 6). H's diagonal is increased by a share of its mean, which is called damping. There are few samples, and
+damping reduces the effect of correlations that occur only in these samples. A convolution is one such product per
+group, where x is a window of the convolution's input.
 
 Biases are not changed, except for shifts (`bias_corrections`). A bias could also correct the mean error of its layer
 (Nagel et al., arXiv 1906.04721, 4.2). But then `verify` could not compare the biases of the file with the biases of the
@@ -44,7 +45,7 @@ DAMPING = {False: 0.1, True: 0.01}
 _BLOCK = 128
 # Minimum number of rows of samples; H can't be estimated from fewer rows.
 _FEWEST = 16
-# Shares of a block's largest weight that are tried as the largest number of the block's scale
+# Shares of a block's largest weight. Each share is tried as the largest number that the block's scale can represent.
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -163,8 +164,8 @@ def carry_over_codes(before: onnx.ModelProto, plan: LayerPlan, now: onnx.ModelPr
         now: other copy of the model. ``bare`` is the plan of the layer in this copy, without steps.
 
     Returns:
-        ``bare`` with the step, scales and shift of ``plan``. If the weight is the same in both copies, with the codes
-        too.
+        ``bare`` with the step, scales and shift of ``plan``. If both copies have the same weight, the result has the
+        codes of ``plan`` too.
     """
     weights = []
     for proto, one in ((before, plan), (now, bare)):
@@ -182,8 +183,8 @@ def _plan_with_codes(
 ) -> LayerPlan:
     """Round the weight of one layer.
 
-    If the H of a group can't be factored, for example because its channels are always 0, its weights are rounded to the
-    nearest codes.
+    If the H of a group can't be factored, for example because the group's channels are always 0, the group's weights
+    are rounded to the nearest codes.
 
     Args:
         groups: groups of a convolution; 0 for a matrix.

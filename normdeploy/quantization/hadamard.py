@@ -83,7 +83,7 @@ def _jacobsthal_matrix(q: int) -> np.ndarray:
 
 
 def _bordered_matrix(q: int, corner: float) -> np.ndarray:
-    """Border Jacobsthal's matrix with 0 and ones.
+    """Add a first row of ones and a first column of ``corner`` to Jacobsthal's matrix; their common element is 0.
 
     ``corner`` is −1 for a skew-symmetric matrix and 1 for a symmetric matrix.
     """

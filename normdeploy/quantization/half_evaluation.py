@@ -1,9 +1,9 @@
 """Measure the accuracy of a quantized file again, after its other layers were converted to float16 or bfloat16.
 
-Quantization comes first, on the float32 model. Its scales are numbers that the half type can represent. So the
-conversion to half precision (`normdeploy.precision`) changes no code and no scale. In ONNX, the scale of QuantizeLinear
-or DequantizeLinear has the type of the floating-point tensor (operator schemas QuantizeLinear-21, DequantizeLinear-21).
-Strongly typed TensorRT requires the same.
+Quantization comes first, on the float32 model. The quantization uses only scales that the half type can represent. So
+the conversion to half precision (`normdeploy.precision`) changes neither codes nor scales. In ONNX, the scale of
+QuantizeLinear or DequantizeLinear has the type of the floating-point tensor (operator schemas QuantizeLinear-21,
+DequantizeLinear-21). Strongly typed TensorRT requires the same.
 """
 
 from __future__ import annotations

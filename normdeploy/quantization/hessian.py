@@ -24,7 +24,7 @@ from .number_formats import ScaleZeroPoint, quantize_dequantize
 WINDOWS = 2**14
 # Number of channels above which H is stored and factored in float32
 _WIDE = 4096
-# Maximum number of bytes that the matrices H take in memory at a time
+# Maximum total size in bytes of the matrices H that are in memory at a time
 _HELD = 2**30
 
 
@@ -157,7 +157,7 @@ def collect_moments(
         wanted: layer input → (number of elements of its H, shift of the input or None).
 
     Yields:
-        each input of which the samples have rows, with its moments.
+        each input for which the samples provide rows, with its moments.
 
     Raises:
         InputError: the model does not run on a sample.

@@ -30,7 +30,7 @@ class QuantizedSelection:
         write: function that writes the file for some plans.
         judged: metrics that the file reaches.
         exclusions: steps of the exclusion, each with the layers that it left in float.
-        errors: error of the model if only one layer is quantized, by the layer's result.
+        errors: result of a layer → error of the model if only this layer is quantized.
     """
 
     proto: onnx.ModelProto
@@ -56,9 +56,10 @@ def exclude_layers(
 ) -> QuantizedSelection:
     """Keep as few layers in float as the metrics allow.
 
-    First, each layer is quantized alone, on calibration samples. Then the layers that change the outputs most are
-    excluded first, and each step doubles their number. Between the last two steps, bisection finds the smallest number
-    of excluded layers. The metrics of each step are measured on the judging samples.
+    First, the error of each layer is measured: only this layer is quantized, and the model runs on calibration samples.
+    Layers are then excluded in the order of their errors, the largest error first. Each step doubles the number of
+    excluded layers until the metrics are reached. Then bisection between the last two numbers finds the smallest
+    sufficient number. The metrics of each step are measured on the judging samples.
 
     Args:
         float32: outputs of the original file on the judging samples.

@@ -29,8 +29,8 @@ class LayerCandidate:
         result: result of the layer, including an added bias.
         outputs: number of output channels.
         groups: groups of a convolution.
-        activated: result of a convolution or, if its only reader is a Relu or Clip, the result of this reader. "" for
-            other ops, and if the tensor is an output of the graph.
+        activated: result of a convolution. If the only reader of this result is a Relu or Clip, the result of the Relu
+            or Clip. "" for other ops, and if the tensor is an output of the graph.
     """
 
     plan: LayerPlan
@@ -158,7 +158,8 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
     """Make a group of layers that read one tensor.
 
     Returns:
-        the group. None for convolutions, whose inputs are not scaled or shifted, and if views mix the channels.
+        the group. None for convolutions, because their inputs are not scaled or shifted. None also if views mix the
+        channels.
     """
     by_name = {one.node.outputs[0].name: one for one in find_linear_layers(graph) if isinstance(one, ConstantLinear)}
     layers = [by_name[c.plan.tensor] for c in candidates]

@@ -30,7 +30,7 @@ class LayerSource:
         y: tensor before the views.
         views: nodes between y and the layer, in the order of `views_above`.
         z: tensor before the scale and shift.
-        norm: norm node that computes z. None if the node of the scale and shift is the norm itself, or if there is no
+        norm: norm node that computes z. None if the norm node itself applies the scale and shift, or if there is no
             norm.
         affine: the scale a and shift b; None if z and y are the same tensor.
     """
@@ -88,7 +88,8 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
     """Trace the input ``data`` of a linear layer back to a norm or a scale and shift.
 
     Returns:
-        the source; ``data`` itself, without views, if neither precedes it.
+        the source. If neither a norm nor a scale and shift precedes ``data``, the source is ``data`` itself, without
+        views.
     """
     y, views = views_above(graph, data)
     tops = [y]

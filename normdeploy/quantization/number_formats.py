@@ -25,7 +25,7 @@ _TINY = 2.0**-100
 class CodeFormat:
     """Type that numbers are quantized to.
 
-    Symmetric int8 does not use the code -128, because there is no code 128.
+    Symmetric int8 does not use the code -128, because int8 has no code 128.
 
     Attributes:
         onnx: ONNX elem_type of the format.
@@ -103,8 +103,8 @@ def weight_scales(w: np.ndarray, axis: int | None, form: CodeFormat, block: int 
 def round_scales_up(scales: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
     """Round scales up to numbers of float16 or bfloat16. Rounding up ensures that no range becomes smaller.
 
-    Below 2⁻²⁰, float16 has fewer than four binary digits, so smaller scales become 2⁻²⁰. Their tensors then use fewer
-    codes.
+    float16 represents numbers below 2⁻²⁰ with fewer than four binary digits, so smaller scales become 2⁻²⁰. Tensors
+    with these scales then use fewer codes.
 
     Returns:
         float32; if ``dtype`` is float32, the scales unchanged.

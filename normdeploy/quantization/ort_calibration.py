@@ -21,7 +21,7 @@ from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
 from ..types import Arrays, Progress
 
-# Size of a model in bytes from which its weights are saved in a separate file
+# Minimum size in bytes of a model whose weights are saved in a separate file
 _LARGE = 2**30
 
 
@@ -67,7 +67,7 @@ def calibrate_ranges(
 
 
 def _silence_stdout() -> redirect_stdout[io.StringIO]:
-    """Suppress stdout, because the calibrators print their progress on each sample."""
+    """Suppress stdout, because the calibrators print their progress for each sample."""
     return redirect_stdout(io.StringIO())
 
 

@@ -3,7 +3,7 @@
 A QuantizeLinear and the DequantizeLinear after it are called a pair. The input of a layer gets a pair that only linear
 layers read; other readers (a residual, a norm) keep reading the float tensor. Layers that share an input share its
 pair. Weights are stored as codes, with a DequantizeLinear after them. onnxruntime computes a convolution in integers
-only if the result is quantized too. Such a result gets a pair that all of its readers use.
+only if the result is quantized too. So this result gets a pair that all of its readers use.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LayerPlan:
         data: index of the node's data input.
         weight: index of the node's weight input.
         form: format of the weight.
-        axis: axis of the weight along which there is one scale per index, or one per ``block`` indices; None for a
+        axis: axis of the weight along which scales vary: one scale per index, or one per ``block`` indices. None for a
             single scale.
         step: step of the input; None if only the weight is quantized.
         dynamic: True to compute the step of the input at run time.
@@ -120,7 +120,7 @@ def smallest_scale_for_bias(
 
     onnxruntime converts a float bias to an int32 in steps of (input scale · weight scale), and does not check for
     overflow. The bias overflows if the weights of a channel are much smaller than its bias. A larger scale avoids the
-    overflow, and changes the result by less than 2⁻²⁰ of the bias per input.
+    overflow. For each input, it changes the result by less than 2⁻²⁰ of the bias.
 
     Args:
         bias: [1] or [outputs]; None if the layer has no bias.
@@ -197,8 +197,8 @@ class _QdqWriter:
         self.nodes: list[onnx.NodeProto] = []
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
-        # Names of the results of a DynamicQuantizeLinear, or of the codes and scales of a weight that is stored without
-        # a DequantizeLinear.
+        # Names of the results of a DynamicQuantizeLinear. For a weight without a DequantizeLinear, names of its codes
+        # and scales.
         self._parts: dict[tuple[str, str], list[str]] = {}
         # Results that already have a pair that all readers use.
         self.done: set[str] = set()
@@ -349,7 +349,8 @@ class _QdqWriter:
             b = np.broadcast_to(b.reshape(-1), steps.shape)
         step = np.broadcast_to(steps, b.shape).astype(np.float32)
         counted = np.rint(b.astype(np.float64) / step)
-        # The bias stays float if it is not finite, or has too many steps because the step is tiny.
+        # The bias stays float if it is not finite, or if its step is so small that the number of steps does not fit
+        # int32.
         if not np.abs(counted).max(initial=0.0) < 2**31:
             return
         inputs = [

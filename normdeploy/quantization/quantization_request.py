@@ -78,9 +78,9 @@ class QuantizationRequest:
     def counts_padding(self) -> bool:
         """Return True if padding tokens count when ranges are measured: for all formats but symmetric int8.
 
-        Padding tokens widen the ranges. Without them, uint8 files are less accurate (the mean error of MiniLM grows by
-        a fifth), and INT4 files slightly less. Symmetric int8 does not need padding tokens, because it widens the range
-        of each channel itself. FP8 was not measured without padding.
+        Padding tokens widen the ranges. If the ranges are measured without padding tokens, uint8 files are less
+        accurate (the mean error of MiniLM grows by a fifth), and INT4 files slightly less. Symmetric int8 does not need
+        padding tokens, because it widens the range of each channel itself. FP8 was not measured without padding.
         """
         return self.activation_format is not INT8
 
@@ -179,8 +179,8 @@ def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> La
 def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
     if wish.to == "int8" and not wish.dynamic:
         return layers
-    # In a depthwise convolution, an output adds up only nine products or so. With weights of three digits, the errors
-    # do not average out.
+    # In a depthwise convolution, an output is a sum of only about nine products. FP8 weights have three fraction bits,
+    # and their errors do not average out in so short a sum.
     if wish.to == "fp8":
         why = "in FP8, a grouped convolution loses too much accuracy"
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]

@@ -54,7 +54,7 @@ from .scale_migration import InputCondition, migrate_scales
 from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
-# Maximum number of seconds that the float64 reference may take, with (True) and without (False) a requested metric
+# Whether a metric is requested → maximum number of seconds that the float64 reference may take
 _LONG = {True: 60.0, False: 10.0}
 
 
@@ -176,7 +176,7 @@ def _carry_over_layers(
 
     Args:
         whole: model with all migrations.
-        chosen: plans of the quantized layers in ``whole``, by the layers' results.
+        chosen: result of a layer → its plan in ``whole``, for each quantized layer.
         results: quantized results in ``whole``, as `write_quantized` takes them.
     """
     now = {

@@ -1,7 +1,7 @@
 """Trace a stream: the tensors that have to be changed together if a linear map T is applied to one of them.
 
-T maps rows, that is, the last axis. If T is applied to one tensor of a stream, it must be applied to all of its
-tensors. The following ops commute with T, so their inputs and results belong to one stream:
+T maps rows, which lie along the last axis. If T is applied to one tensor of a stream, it must be applied to all tensors
+of the stream. The following ops commute with T, so their inputs and results belong to one stream:
 
 - sums;
 - views that keep the rows whole;
@@ -44,7 +44,8 @@ class ResidualStream:
         tables: Gathers that pick rows of a constant.
         carriers: nodes that commute with T, with the indices of their constant inputs.
         norms: norms that read the stream.
-        widths: lengths of the runs of elements that T maps. The size of each last axis is a multiple of the run length.
+        widths: lengths of the runs of elements that T maps. A run is a part of a row: the size of each last axis is a
+            multiple of the run's length.
     """
 
     tensors: dict[int, gs.Tensor] = field(default_factory=dict)
@@ -213,7 +214,7 @@ class _StreamTraversal:
         """Add the inputs and results of ``node`` that belong to the stream.
 
         Args:
-            t: tensor of the stream that the node reads; None if the trace came from the node's result.
+            t: tensor of the stream that the node reads; None if the trace reached the node from its result.
         """
         if id(node) in self.stream.carriers:
             inputs: Sequence[int] = self._carried_inputs(node)
@@ -271,7 +272,7 @@ class _StreamTraversal:
         if op == "Attention":
             return self._attention_inputs(node)
         if op in VIEWS:
-            # A Reshape keeps the row-major order. The widths show that no run is cut.
+            # A Reshape keeps the row-major order. The check of the widths ensures that it cuts no run.
             return (0,)
         if shapes[0]:
             axis = int(node.attrs.get("axis", 0)) % len(shapes[0])

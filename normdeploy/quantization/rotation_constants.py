@@ -1,4 +1,5 @@
-"""Express the constants of a linear op whose results or inputs are rotated, or whose results lose their mean.
+"""Express the constants of a linear op if its results or inputs are rotated, or if the mean of its results is
+subtracted.
 
     results   lin'(x) = lin(x)·A/√k        W' = W·A/√k, c' = c·A/√k
 
@@ -8,8 +9,8 @@
 
 Here x is a matrix of rows, and the first axis of the weight W is its inputs. Each identity holds for any matrix A of
 integers and any k > 0. It is proved in this generality: in a proof, the elements of A are variables. √k is the positive
-root; in the field it is one element whose square is k. These proofs do not show that a rotation and its inverse cancel.
-`normdeploy.proof.lemmas.isometry` shows it.
+root; in the finite field of the proofs, it is an element whose square is k. These proofs do not show that a rotation
+and its inverse cancel, which `normdeploy.proof.lemmas.isometry` shows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RotationConstants(ComputedConstants):
         weight: computed weight.
         bias: computed bias; None if there is none.
         side: "output" or "input" for rotated results or inputs; None if the mean of the results is subtracted.
-        turn: node whose second input is the matrix A of integers; None without a matrix.
+        turn: node whose second input is the matrix A of integers; None if there is no matrix.
         square: k.
     """
 

@@ -85,7 +85,7 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
             cases += batch_cases(f"mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:
             if not os.path.isdir(item):
-                # Read the file here first, so that an error message calls it calibration data.
+                # Read the file here first, so that error messages about it say that it is calibration data.
                 read_npz(item)
             cases += open_dataset(item, model)
     return cases

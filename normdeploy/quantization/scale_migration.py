@@ -6,9 +6,9 @@ Let n = (x − mean)/sqrt(var + ε), and choose any s > 0 for each channel. Then
     γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
 
 So the norm computes n/s with gamma 1/s, and the linear layer reads n/s. The layer's weight and bias absorb γ·s and β.
-Other readers of y (a residual, an output, another op) read (n/s)·(γ·s) + β. With s = 1, all channels of n have the same
-variance. Another s (SmoothQuant, Xiao et al., arXiv 2211.10438) makes the range of the activations smaller and the
-range of the weights larger, or the reverse. In this case 1/s is stored exactly, and γ∘s is rounded once
+All other readers of y (a residual, an output, another op) read (n/s)·(γ·s) + β. With s = 1, all channels of n have the
+same variance. Any other s (SmoothQuant, Xiao et al., arXiv 2211.10438) makes the range of the activations smaller and
+the range of the weights larger, or the reverse. In this case 1/s is stored exactly, and γ∘s is rounded once
 (`normdeploy.quantization.smoothing.smoothing_factors`).
 
 If no norm precedes the layer, two ops before the layer compute (y − shift)/s, with one shift per channel (Wei et al.,
@@ -67,7 +67,7 @@ class _MigrationPass:
     rewriter: Rewriter
     conditions: Mapping[str, InputCondition]
     migrations: list[Migration] = field(default_factory=list)
-    # Copies of views, by (id of the new input, id of the original view). All layers share a copy.
+    # (id of the new input, id of the original view) → copy of the view, which all layers share.
     views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)
 
     @property
@@ -119,7 +119,7 @@ def migrate_scales(
 
 
 def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
-    """Migrate as `migrate_scales` does, but only some norms of a graph that is being rewritten.
+    """Do the same as `migrate_scales`, but only for some norms of a graph that is already being rewritten.
 
     Args:
         results: ids of the results of the norms to migrate.
@@ -176,7 +176,7 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
         return
     _move_into_each(work, y, nodes, condition, lambda linear: _fold_affine(work, affine, linear))
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
-        # No layer absorbed anything, so write the norm as one node again, as in the file.
+        # No layer absorbed the scale or shift, so write the norm as one node again, as in the file.
         same = graph.make_node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
         with contextlib.suppress(RefusedError):
             work.replace_output(y, [same])
@@ -199,7 +199,7 @@ def _as_initializer(graph: Graph, t: gs.Tensor) -> gs.Tensor:
 def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) -> None:
     """Make the readers of the shape of ``y`` read the shape of ``z``.
 
-    The shapes are equal. Otherwise ``y`` would still be computed, only for its shape.
+    The two shapes are equal. Without this change, ``y`` would still be computed, only for its shape.
     """
     graph = work.graph
     if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
@@ -226,7 +226,7 @@ def _move_into_each(
     condition: InputCondition | None,
     move: Callable[[ConstantLinear], Certificate],
 ) -> None:
-    """Call ``move`` for each layer and record the outcome."""
+    """Call ``move`` for each layer, and record each success or refusal."""
     if condition is None:
         kind = "gamma and beta"
     else:

@@ -1,15 +1,15 @@
 """Choose scales and shifts for inputs of linear layers that make the quantization error smallest.
 
 Candidates are tried on rows of the calibration samples. The layers that read one tensor form a group. For each group,
-the error of the layers' products is measured without factors, and with one factor s per channel. The factors are s =
-max|x|^α / max|W|^(1 − α), for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). After a norm, factors cost
+the error of the layers' products is measured twice: without factors, and with one factor s per channel. The factors are
+s = max|x|^α / max|W|^(1 − α), for several α (SmoothQuant, Xiao et al., arXiv 2211.10438). After a norm, factors cost
 nothing at run time, because the norm absorbs them. Elsewhere they need one or two ops before the layer. There they are
 used only if they remove a quarter of the error.
 
 If a layer reads symmetric integers and no norm precedes it, factors from the range of each channel are tried too
-(`factors_from_ranges`). With them, (x − c)/s has the same range in all channels. A few samples do not show the whole
-range of a channel, and values outside the range cause a larger error than rounding. So the ranges are made wider than
-observed. The error on rows of other samples decides how much wider.
+(`factors_from_ranges`). With the factors s and shifts c, (x − c)/s has the same range in all channels. A few samples do
+not show the whole range of a channel, and values outside the range cause a larger error than rounding. So the ranges
+are made wider than observed. The error on rows of other samples decides how much wider.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# A change is worth its cost if at most this share of the error remains: directly after a norm (True), and elsewhere
-# (False).
+# Whether the tensor comes directly from a norm → largest share of the error that may remain, so that a change is worth
+# its cost.
 _WORTH = {True: 0.95, False: 0.75}
 # Minimum number of rows; the error can't be estimated from fewer rows.
 _FEWEST = 16
 # Share of the error variance of rounded weights that remains after GPTQ, on inputs that GPTQ did not see
 _COMPENSATED = 0.7
-# Number of rows on which the error is measured if no formula gives it
+# Number of rows on which the error is measured, for formats without a formula for the error
 _SIMULATED = 512
-# Smallest factor, relative to the largest
+# Smallest factor, as a share of the largest factor
 _FINEST = 2.0**-12
 # A channel is idle if its largest input times its largest weight is below this share of the largest such product.
 # Rounding loses smaller products anyway.
 _IDLE = 2.0**-16
 # Numbers of three binary digits; 1/s is such a number times a power of two.
 COARSE = np.arange(4, 9) / 8
-# Smallest scale relative to the shift. With a smaller scale, float32 leaves too few digits of the scaled part of y.
+# Minimum ratio of scale to shift. With a smaller ratio, float32 leaves too few digits of the scaled part of y.
 _SHOWN = 2.0**-12
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
 # Candidates for the lower limit of each channel's half width, as quantiles of the half widths of all channels
@@ -89,8 +89,8 @@ class SeenRows:
     """Rows of a layer's input, with the ranges of its channels.
 
     The error of each row is divided by the length of the row's product, because the next norm in the model brings all
-    rows to the same length. Otherwise a few tokens would dominate: in some channels their values are a hundred times as
-    large as the values of all other tokens (Sun et al., Massive Activations, arXiv 2402.17762).
+    rows to the same length. Without this division, a few tokens would dominate: in some channels, their values are a
+    hundred times as large as the values of all other tokens (Sun et al., Massive Activations, arXiv 2402.17762).
 
     Attributes:
         rows: [rows, channels].
@@ -139,8 +139,8 @@ def choose_condition(
         block: input channels that share a scale of the weight; 0 for one scale per output channel.
 
     Returns:
-        the condition; None if no scale or shift is worth its cost. Gamma and beta of a norm may be moved into the
-        weights in both cases.
+        the condition; None if no scale or shift is worth its cost. Even if the result is None, gamma and beta of a norm
+        may be moved into the weights.
     """
     rows, low, high = seen.rows.astype(np.float64), seen.low.astype(np.float64), seen.high.astype(np.float64)
     w = np.concatenate(group.weights, axis=1)
@@ -246,7 +246,7 @@ def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
 def _range_error(part: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats) -> float:
     """Compute the mean square error of the products.
 
-    The part from rounded inputs is measured, and the part from rounded weights is an expected value.
+    The error from rounded inputs is measured, whereas the error from rounded weights is an expected value.
     """
     assert formats.activation is not None
     s, c, reach = _factors_and_shifts(part, w, choice, formats)
@@ -289,7 +289,8 @@ def factors_from_ranges(
     """Compute factors s and shifts c that give each channel of (x − c)/s the same range.
 
     A code represents zero exactly in every channel. So the zeros of an activation such as GELU stay exact. This matters
-    for channels in which a few tokens have massive activations, because nearly all other rows are zero there.
+    for channels in which a few tokens have massive activations, because these channels are zero in nearly all other
+    rows.
 
     Args:
         low: minimum of each channel.
@@ -308,7 +309,7 @@ def factors_from_ranges(
         return np.ones_like(half), np.zeros_like(half), 0.0
     wide = np.maximum(wide, reach * _FINEST)
     s = (wide / reach).astype(np.float32).astype(np.float64)
-    # No range needs to include values below the smallest value of all channels.
+    # A range need not reach below the smallest value of all channels.
     middle = np.maximum((low + high) / 2 - wide, low.min()) + wide
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
@@ -376,7 +377,8 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
             precision.
 
     Returns:
-        s as float64 [channels]: exact in float32; if ``coarse``, 1/s has three binary digits instead.
+        s as float64 [channels]. float32 represents s exactly, unless ``coarse`` is set; then 1/s has three binary
+        digits.
     """
     size = x * w
     tiny = np.finfo(np.float32).tiny

@@ -1,4 +1,5 @@
-"""Write a map of rows into all writers of a closed stream, and its inverse into all readers.
+"""Merge a map of rows into the weights of all writers of a closed stream, and its inverse into the weights of all
+readers.
 
 Each edit is proved separately. docs/explanation/identities.md, "A map of a whole stream", explains why this suffices.
 """
@@ -87,7 +88,8 @@ def propose_nodes(
 ) -> Proposal:
     """Propose ``nodes`` instead of the nodes that compute ``out``.
 
-    Without ``pairs``, ``nodes`` must be the original nodes with other constants, and these must be proved already.
+    Without ``pairs``, ``nodes`` must be the original nodes with other constants, and these constants must be proved
+    already.
 
     Returns:
         the proposal.
@@ -237,7 +239,7 @@ class StreamEdits:
         made = require_success(linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT))
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
-        # If several layers share a weight, they share the new weight too.
+        # Layers that share a weight also share the new weight.
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)
         bias = layer_bias(made)
         if side is None:
@@ -283,8 +285,8 @@ class StreamEdits:
     def _map_table(self, t: gs.Tensor) -> gs.Constant:
         """Map the rows of a constant.
 
-        This is proved as a MatMul of arbitrary rows by the constant. A Gather is such a MatMul: its rows are rows of
-        the unit matrix.
+        This is proved as a MatMul of arbitrary rows by the constant. A Gather is such a MatMul, whose left factor
+        consists of rows of the unit matrix.
         """
         if id(t) not in self._tables:
             self._tables[id(t)] = self._map_constant(t)

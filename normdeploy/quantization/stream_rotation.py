@@ -1,13 +1,13 @@
 """Rotate residual streams so that no channel is an outlier (`--rotate`); each step is proved.
 
 A Hadamard matrix spreads large values of one channel over all channels (QuaRot, Ashkboos et al., arXiv 2404.00456;
-QuIP#, Tseng et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q instead of x. Layers that write the
-stream get the weight W·Q, and layers that read it get Qᵀ·W. An RMS norm without gamma commutes with Q, so gammas are
-first moved into the layers after the norms (`scale_migration`).
+QuIP#, Tseng et al., arXiv 2402.04396). With Q = A/√k, where the elements of A are ±1, the stream holds x·Q instead of
+x. Layers that write the stream get the weight W·Q, and layers that read it get Qᵀ·W. An RMS norm without gamma commutes
+with Q, so gammas are first moved into the layers after the norms (`scale_migration`).
 
 A layer norm equals an RMS norm if its input has zero mean. So the mean is first subtracted in all writers of the stream
-(SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated per head: the layer
-that computes them rotates them, and the layer after the attention rotates the result back.
+(SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated per head. The layer
+that computes the values also rotates them, and the layer after the attention also rotates the result back.
 
 docs/explanation/identities.md, "A map of a whole stream", explains why it suffices to prove each edit separately.
 `residual_streams` checks the premises.
@@ -40,7 +40,7 @@ from .stream_edits import FLOAT, StreamEdits, StreamMap, prove_nodes
 
 # First opset with RMSNormalization
 OPSET = 23
-# Ops that may lie between a Softmax and its product with the values
+# Ops that may lie between a Softmax and the MatMul with the attention's values
 _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 
 
@@ -160,7 +160,8 @@ def _require_matrix(stream: ResidualStream) -> None:
 
 
 def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
-    """Check that only linear layers read norms with a gamma or beta, because only such layers can absorb them.
+    """Check that only linear layers read the norms with a gamma or beta, because only linear layers can absorb gamma
+    and beta.
 
     Raises:
         RefusedError: another node reads such a norm.

@@ -1,8 +1,8 @@
 """Apply a build's options as the installed library supports them.
 
-The installed library itself says which options it supports, so this module has no table of versions to maintain. An
-option is refused before anything is built, and the message names it. Reasons for a refusal: the library has no
-attribute for the option, does not keep the option's value, or calls the option a no-op.
+This module asks the installed library which options it supports, so no table of versions needs maintenance. An
+unsupported option is refused before anything is built, and the message names the option. Reasons for a refusal: the
+library has no attribute for the option, does not keep the option's value, or states that the option has no effect.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
     if "hardware_compatibility" in options:
         keywords["hardware_compatibility_level"] = _hardware_level(trt, options["hardware_compatibility"])
     if "timing_cache" in options and (data := read_cache_file(Path(options["timing_cache"]))):
-        # Polygraphy reads a copy, because it would leave a lock file in the folder of the user's file.
+        # Polygraphy leaves a lock file next to the file that it reads, so it reads a copy outside the user's folder.
         (copy := folder / "timing-cache").write_bytes(data)
         keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
@@ -158,9 +158,7 @@ def _require_hardware(trt: Any, config: Any, name: str) -> None:
 
 
 def _require_lean_runtime(trt: Any, builder: Any) -> None:
-    """Build a one-layer engine to check that the lean runtime is installed. A version-compatible engine contains the
-    lean runtime.
-    """
+    """Build a one-layer engine to check that the lean runtime is installed. Version-compatible engines contain it."""
     flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     x = network.add_input("x", trt.float32, (1,))

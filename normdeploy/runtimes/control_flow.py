@@ -1,7 +1,7 @@
 """Evaluate If, Loop and Scan as ONNX specifies them. The caller provides the function that runs a body.
 
-A body is a graph in an attribute of such a node. It may read tensors of the graph around it; as a separate model, the
-body takes these tensors as inputs.
+A body is a graph in an attribute of such a node. A body may read tensors of the graph around it. If a separate model is
+made of the body, these tensors are inputs of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..storage.proto_traversal import attribute_graphs
 OPS = frozenset({"If", "Loop", "Scan"})
 # First opset in which Scan has its current form.
 _SCAN_SINCE = 9
-# Maximum number of iterations of a Loop. More take too long, because each iteration makes one numpy call per node.
+# Maximum number of iterations of a Loop. More iterations take too long, because each iteration makes one numpy call per
+# node.
 _MOST_ROUNDS = 100_000
 
 # Maximum number of iterations of a Loop that replaces a node of the file as a trial. Such a Loop may never end.
@@ -93,8 +94,8 @@ def run_control_flow(
         The node's outputs, in order.
 
     Raises:
-        UnsupportedOp: a Scan has the form of opset 8, or has no iterations or too many. Or a Loop without iterations
-            collects outputs.
+        UnsupportedOp: a Scan has the form of opset 8, no iterations, or too many iterations; or a Loop collects outputs
+            but makes no iteration.
         TooManyIterations: a Loop takes more than ``most`` iterations.
     """
     if node.op_type == "If":

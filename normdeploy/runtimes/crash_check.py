@@ -25,7 +25,7 @@ from ..storage.onnx_files import iter_tensors
 from ..storage.proto_traversal import iter_bodies
 from ..types import PathLike
 
-# Maximum seconds for the child. A file that takes longer is opened in this process, which the user can interrupt.
+# Maximum seconds for the child. If the file takes longer, it is opened in this process, which the user can interrupt.
 _PATIENCE = 120.0
 _HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 # Program of the child. onnxruntime writes its log directly to stderr, not through Python, so only a separate process

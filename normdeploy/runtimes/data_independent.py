@@ -1,13 +1,13 @@
 """Find integers that do not depend on data: they are computed, through floats, from sizes, integers and single numbers.
 
-Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The floats
-before such a cast lie on the edge between two integers more often than by chance: 4·log(8/4)/log(4) is 2. With the
-float32 constants of a file, the same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either
-of the two integers. The wrong integer selects another row of a table than in the model. An allowed error that covers
-this would hide a wrong row.
+Examples are the buckets of relative positions (a logarithm, cast to integers) and the rows of a window. The float that
+is cast often lies exactly where the integer changes: 4·log(8/4)/log(4) is 2. With the float32 constants of a file, the
+same expression in float64 is 1.99…, and a randomly drawn rounding can lead to either of the two integers. With the
+wrong integer, the run reads another row of a table than the model. An allowed error that covers this difference would
+also accept a file that really reads a wrong row.
 
 So a float64 reference computes these integers in the model's own types. They are called *settled*. A float of more than
-one element is data or a weight, so it is not settled. A constant of several integers of 8 bits or fewer is not settled
+one element is data or a weight, so it is not settled. A constant with several integers of at most 8 bits is not settled
 either, since it may hold quantized codes. Values that are computed from unsettled values are not settled.
 """
 
@@ -59,7 +59,8 @@ def find_data_independent(
         nodes: position -> node, in the order of computation.
         reads: position -> names of the tensors that the node reads.
         types: tensor -> dtype.
-        given: names of settled inputs and weights: integers, booleans, and weights of a single number.
+        given: names of settled inputs and weights: inputs and weights of integers or booleans, and weights of a single
+            number.
 
     Returns:
         Positions of the settled nodes.
@@ -109,7 +110,7 @@ def select_feeding_integers(
     Args:
         nodes: settled nodes, in the order of computation.
         reads: function that returns the settled nodes that a node reads.
-        floats: those of ``nodes`` that compute floats.
+        floats: the nodes in ``nodes`` that compute floats.
 
     Returns:
         The nodes that turn settled floats into integers, and the float nodes that these nodes depend on.

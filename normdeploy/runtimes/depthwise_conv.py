@@ -1,7 +1,7 @@
 """Compute convolutions of single channels in float64.
 
-In float32, torch has one kernel for such convolutions. In float64, torch runs a convolution for each channel: 19,000
-calls for one run of MobileOne. This module instead computes one product of whole tensors for each element of the
+In float32, torch convolves all channels in one kernel. In float64, torch runs a separate convolution for each channel:
+19,000 calls for one run of MobileOne. This module instead computes one product of whole tensors for each element of the
 convolution's kernel:
 
     y[n, g, m, p] = b[g, m] + Σ over t of w[g, m, t] · x[n, g, stride · p + dilation · t]

@@ -20,7 +20,7 @@ from ..errors import NormdeployError
 from ..loading.program_signature import traced_dtype
 
 _aten = torch.ops.aten
-# Casts that return their input itself, not a copy, if the input already has the dtype.
+# Casts that return their input itself, not a copy, if the input already has the target dtype.
 _ALIASING_CASTS = {
     "aten::to",
     "aten::type_as",
@@ -198,8 +198,8 @@ def _widen_argument(kind: Kind, value: Any) -> Any:
 
 
 def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Copy the result of a cast that returned a copy before widening and now returns its input. Otherwise an in-place
-    operator on the result would change the input.
+    """Copy the result of a cast that returned a copy before widening and now returns its own input. Without the copy,
+    an in-place operator on the result would change that input.
     """
     with graph.inserting_after(node):
         clone = graph.call_function(_aten.clone.default, (node,))

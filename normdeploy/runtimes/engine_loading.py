@@ -21,7 +21,7 @@ _ADVICE = {
 
 
 def make_engine_loader(library: Any, log: Any) -> Any:
-    """Make a Runtime of TensorRT or TensorRT-RTX that loads the same engines as ``verify`` loads through Polygraphy.
+    """Make a Runtime of TensorRT or TensorRT-RTX. It loads the same engines that ``verify`` loads through Polygraphy.
 
     NVIDIA's own plugins are registered, and a version-compatible engine may use the lean runtime that it contains.
 

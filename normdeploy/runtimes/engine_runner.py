@@ -186,7 +186,8 @@ class EngineRunner(LiveRunner):
         return self._graph[1](tensors)
 
     def _bind_tensors(self, profile: int, tensors: Tensors) -> Callable[[], Tensors]:
-        """Bind the profile, then the shapes, then the addresses: each of them depends on the one bound before.
+        """Bind the profile, then the shapes, then the addresses. Shapes depend on the profile, and addresses on the
+        shapes.
 
         Returns:
             A function that returns the outputs after the run, because some output shapes are known only then.

@@ -1,7 +1,7 @@
 """Compute operators that round to a quantized grid in float64; torch has them only for float32.
 
-q = clamp(rint(x/s + z), low, high), dequantized (q − z)·s. A model that contains these operators rounds by design, so
-its reference rounds in the same way.
+The codes are q = clamp(rint(x/s + z), low, high), and the dequantized values are (q − z)·s. A model that contains these
+operators rounds by design, so its reference rounds in the same way.
 """
 
 from __future__ import annotations

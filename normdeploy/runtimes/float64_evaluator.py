@@ -30,8 +30,8 @@ from .data_independent import DataIndependent, find_data_independent, is_index_o
 from .ort_runner import OrtRunner
 
 _OF_SHAPES = ("Shape", "Size")
-# Errors that numpy and Python raise if operands do not fit an op, for example integers for floats or fractions for
-# axes.
+# Errors that numpy and Python raise if operands do not fit an op, for example integers instead of floats, or fractions
+# as axes.
 _UNFIT = (
     *(ArithmeticError, LookupError, ValueError, TypeError, AssertionError, AttributeError, MemoryError),
     StopIteration,
@@ -39,7 +39,7 @@ _UNFIT = (
 
 
 class NotEvaluated(Exception):
-    """Raised if a node can't be computed in float64, nor by onnxruntime alone."""
+    """Raised if a node can be computed neither in float64 nor by onnxruntime."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class NodeChange:
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the functions of ``proto``, except those of own ops, which the evaluator computes directly.
+    """Inline the functions of ``proto``, except the functions of normdeploy's own ops, which the evaluator computes
+    directly.
 
     Returns:
         An inlined copy, or ``proto`` itself if there is nothing to inline.
@@ -118,8 +119,8 @@ class Float64Evaluator:
         self.settled = self._find_data_independent()
         self._wide: dict[str, Array] = {}
         self._bodies: dict[tuple[str, str], Float64Evaluator] = {}
-        # Nodes that ran in onnxruntime in the file's own types, because they can't be computed in float64: first output
-        # -> node.
+        # First output -> node, for nodes that ran in onnxruntime in the file's own types because they can't be computed
+        # in float64.
         self.narrow: dict[str, onnx.NodeProto] = {}
         # Nodes for which onnxruntime also has no float64 kernel, by the name of their first output.
         self._without_kernel: set[str] = set()
@@ -132,15 +133,15 @@ class Float64Evaluator:
         return find_data_independent(nodes, reads, self.types, given)
 
     def apply_stated_types(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
-        """Round the operands of a node that turns settled floats into integers, as the file's types do.
+        """Round the operands of a node to the file's types, if the node turns settled floats into integers.
 
         Settled floats and integers are defined in `data_independent`. A node that computes settled floats is also
         evaluated in the file's types.
 
         Args:
             inputs: the operands in float64.
-            stated: name -> settled float that was already computed, rounded to its type. If the node computes settled
-                floats, its outputs are added here.
+            stated: name -> settled float that was already computed and rounded to its type. If the node computes
+                settled floats, its outputs are added here.
 
         Returns:
             The rounded operands for a node that turns settled floats into integers; ``inputs`` for any other node.
@@ -292,7 +293,8 @@ class Float64Evaluator:
             return self._run_in_runtime(node, inputs, known)
         except _UNFIT as error:
             try:
-                # onnxruntime may still compute cases that ONNX leaves undefined, such as an axis that is named twice.
+                # The evaluator refuses cases that ONNX leaves undefined, such as an axis that is named twice.
+                # onnxruntime may compute them.
                 return self._run_in_runtime(node, inputs, known)
             except NotEvaluated:
                 pass

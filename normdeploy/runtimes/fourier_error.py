@@ -1,11 +1,12 @@
 """Bound the rounding error of Fourier transforms, and spread NaN through them.
 
-A bin is a sum of n products x[k]·w^k over the n samples of a frame. The error of direct summation is u·√n/3 times the
-size of the sum, where u is the unit roundoff. The error of a fast transform is smaller (u·log₂ n: Higham, Accuracy and
-Stability of Numerical Algorithms, 2002, section 24.1). The size of the sum is the same for all bins of a frame: ‖x‖₂,
-the root mean square of the bins (Parseval). So a bin in which the products cancel has the same error as other bins. An
-example is every bin but the first of a constant frame. A file may write a transform as a matrix product, so the
-reference draws the larger error, that of direct summation.
+Each bin (element of the result) is a sum of n products x[k]·w^k over the n samples of a frame. The error of direct
+summation is u·√n/3 times the size of the sum, where u is the unit roundoff. The error of a fast transform is smaller
+(u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). For this estimate, the size of
+the sum is ‖x‖₂ for every bin of a frame, which is the root mean square of the bins (Parseval). So a bin in which the
+products cancel has the same error as other bins. In a constant frame, for example, the products cancel in every bin
+except the first. A file may write a transform as a matrix product, so the reference draws the larger error, which is
+the error of direct summation.
 
 Every bin reads every sample. Kernels leave out products with 0. So if one sample is NaN or infinite, the imaginary part
 of the first bin may be NaN or 0. The reference sets all bins to NaN.
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-# Operators that transform one axis: their third argument, by default the last axis.
+# Operators that transform one axis. Their third argument names the axis; the default is the last axis.
 _OVER_ONE = frozenset(f"fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"))
 _OVER_TWO = frozenset(f"fft_{name}" for name in ("fft2", "ifft2", "rfft2", "irfft2"))
 _OVER_SOME = frozenset(f"fft_{name}" for name in ("fftn", "ifftn", "rfftn", "irfftn"))

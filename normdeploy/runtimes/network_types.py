@@ -1,8 +1,9 @@
 """Compare the element types that TensorRT's parser gave each tensor with those in the ONNX file.
 
 The check runs in the builder's process, on the parsed network, and needs no GPU. The engine of a strongly typed network
-keeps the network's types. A weakly typed network may be built in other types, so it is refused. An engine of the wrong
-precision computes correct numbers but misses its speed and memory, so only a check of the types detects such an engine.
+keeps the network's types. TensorRT may choose other types for a weakly typed network, so such a network is refused. An
+engine of the wrong precision computes correct numbers but misses its speed and memory, so only a check of the types
+detects such an engine.
 """
 
 from __future__ import annotations

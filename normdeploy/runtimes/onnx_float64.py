@@ -39,7 +39,7 @@ from .underflow import round_underflow
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# The sets of ops correspond to those in `rounding_noise`. The ops of this set do not round.
+# Ops that do not round. This set and the following sets correspond to the sets of operators in `rounding_noise`.
 _EXACT = split_op_names("""
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
     ScatterND
@@ -50,8 +50,8 @@ _EXACT = split_op_names("""
     """)
 # Ops that round once.
 _ONE_ROUNDING = split_op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
-# Ops that IEEE 754 rounds correctly. A result that fits in a dozen bits is then exact: a rounded result has so few bits
-# only rarely.
+# Ops that IEEE 754 requires to be correctly rounded. If the result of such an op fits in a dozen bits, it is taken as
+# exact, because a rounded result rarely has so few bits.
 _CORRECTLY_ROUNDED = split_op_names("Add Sub Mul Div")
 # Ops whose absolute error is about u·1, even for results near 0.
 _AS_ONE = split_op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
@@ -68,8 +68,8 @@ _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
 # Ops that return numbers below the smallest normal number even for ordinary operands.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-# Maximum number of elements of a constant that is disturbed. A single number is not disturbed either, since an epsilon
-# or exponent is exact.
+# Maximum number of elements of a constant that is disturbed. A constant of one element is not disturbed either, since
+# an epsilon or exponent is exact.
 _SMALL = 2**16
 # Unit roundoff -> smallest normal number. Only float16's range is narrow enough to matter.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
@@ -230,8 +230,8 @@ class OnnxFloat64Runner(HeldRunner):
             lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half),
             read=add_input_noise,
             write=noise.add_output_noise,
-            # In half precision, kernels differ in the results that they round, so settled integers are computed in the
-            # file's types only without ``half``.
+            # In half precision, kernels differ in which intermediate results they round. So settled integers are
+            # computed in the file's types only if ``half`` is not given.
             settled=kind is None,
         )
 
@@ -432,7 +432,7 @@ class _RoundingNoise:
         """
         unit = self.unit_roundoff(name, node)
         counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _is_float64(inputs[0]))
-        # A size that was cast to float is a whole number, which the cast does not round.
+        # A size cast to float is a whole number, so the cast does not round it.
         if not unit or counted or node.op_type in _ORDERS:
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0

@@ -1,9 +1,9 @@
 """Check, before a file is written, that onnxruntime loads and runs it. A failure is an error, and nothing is written.
 
 A file that ``export`` makes must run. There are two exemptions: files for another runtime, and files with ops of the
-user's own domain, whose library is unknown here. A file that ``optimize`` makes must load, with the same exemptions. It
-must also run if the values of its inputs do not decide whether it runs. bfloat16 is tested in float32, because
-onnxruntime's CPU provider has almost no kernels for it.
+user's own domain, whose library is unknown here. A file that ``optimize`` makes must load, with the same exemptions. If
+no input value decides whether the file runs, it must also run. bfloat16 is tested in float32, because onnxruntime's CPU
+provider has almost no kernels for it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class LoadFailure:
     """Reason why onnxruntime does not load or run a file.
 
     Attributes:
-        message: the reason; onnxruntime's own message if no op without a kernel was found.
+        message: the reason: the ops without a kernel, or onnxruntime's own message if every op has a kernel.
         loads: the file loads, but does not run.
         kernels: only CPU kernels are missing.
-        foreign: the only missing kernels are of ops whose domain is not that of ONNX, onnxruntime or normdeploy.
+        foreign: kernels are missing only for ops of domains other than ONNX's, onnxruntime's and normdeploy's.
     """
 
     message: str
@@ -77,7 +77,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         try:
             model.run_perturbed(feeds)
         except Exception as error:
-            # The run hit our time limit or ran out of memory: a larger machine may run the model.
+            # The run reached the time limit or ran out of memory. A larger machine may run the model.
             if time.monotonic() - start >= PATIENCE or any(words in str(error) for words in _NO_MEMORY):
                 return None
             message = message or short_error_message(error)
@@ -122,8 +122,8 @@ def require_runnable(
 def require_runnable_optimized(
     proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str, *, runs: bool
 ) -> None:
-    """Require that onnxruntime loads the result of ``optimize``, and runs it if input values do not decide whether it
-    runs.
+    """Require that onnxruntime loads the result of ``optimize``. If no input value decides whether it runs, require
+    that it runs too.
 
     Two failures are accepted. In the first, only ops of other libraries prevent the user's file from loading. In the
     second, only CPU kernels are missing and the file is for another provider or runtime.
@@ -288,7 +288,7 @@ def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
 
 
 def _is_pure_onnx(proto: onnx.ModelProto) -> bool:
-    """Return whether each node is an op of ONNX."""
+    """Return whether every node is an op of ONNX itself."""
     nodes = [node for body in iter_bodies(proto) for node in body.node]
     return all(node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type) for node in nodes)
 

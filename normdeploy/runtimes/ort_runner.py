@@ -19,7 +19,7 @@ from . import HeldRunner, RunResult
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 
-# Start of onnxruntime's type name for the output of a classifier: a sequence of maps.
+# Start of the type name that onnxruntime gives a classifier's output, which is a sequence of maps.
 _MAPS = "seq(map("
 # Severities of onnxruntime's log: log nothing but fatal errors, log warnings and above.
 _SILENT, _WARNINGS = 4, 2

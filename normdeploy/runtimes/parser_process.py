@@ -1,7 +1,7 @@
 """Parse models with TensorRT's parser in a separate process, which ``normdeploy.runtimes.kernel_support`` starts.
 
 Run as ``python -m normdeploy.runtimes.parser_process``. The process reads {"runtime": ..., "models": [base64, ...]} as
-JSON from standard input. It writes one JSON object a line to standard output: {"version": ...}, then for each model
+JSON from standard input. It writes one JSON object per line to standard output: {"version": ...}, then for each model
 {"layers": [...]} or {"refused": reason}. If the parser ends the process, earlier answers are already written. Nothing
 is built, so the process needs no GPU.
 """
@@ -19,7 +19,7 @@ from .trt_runner import PACKAGES
 
 
 def list_layer_types(network: Any) -> list[str]:
-    """List the types of the layers that depend on data, without layers that only prepare constants.
+    """List the types of the layers that depend on data. Layers that only prepare constants are left out.
 
     Returns:
         TensorRT layer types, in the network's order.

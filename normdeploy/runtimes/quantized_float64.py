@@ -1,13 +1,14 @@
-"""Run a quantized file in float64, with its rounding kept, left out or drawn at random, to find the effect of its
-quantization steps.
+"""Run a quantized file in float64 to find the effect of its quantization steps. Its rounding is kept, left out or drawn
+at random.
 
-A step is the distance between neighboring numbers of a quantized type: the scale for integers; for 8-bit floats, the
-spacing around the value times the scale. Rounding moves a value by at most half a step, as long as it lies inside the
-type's range. Drawing other roundings with the same steps shows how far rounding can change the outputs:
+A step is the distance between neighboring numbers of a quantized type: for integers, the scale; for 8-bit floats, the
+scale times the spacing of the type's numbers near the value. Rounding moves a value by at most half a step, as long as
+it lies inside the type's range. Drawing other roundings with the same steps shows how far rounding can change the
+outputs:
 
 - For an activation, the grid is shifted by a random fraction θ of a step, θ in (−1/2, 1/2), one θ for each quantizer
   and run: q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own (θ = 0). Errors stay
-  correlated: equal values get equal errors. Zero is on the grid of every file, so it is not moved.
+  correlated: equal values get equal errors. The value 0 is not moved, because 0 is on the grid of every file.
 - A stored weight becomes one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), independently for each
   weight. If all codes under one scale are zero, no value determined that scale: the weights were zero and stay zero. A
   bias that compensates an input shift by means of the stored weight is recomputed for the drawn weight
@@ -51,8 +52,9 @@ from .rounding_draws import RoundingDraw, Saturation
 from .shifted_bias import bias_correction, find_quantizer_shifts
 
 _MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
-# Distance beyond a range, in steps, that rounding explains: half a step is rounded back, and a rounded zero point moves
-# the range by another half. The rest is a margin for float64's own rounding.
+# Maximum distance beyond a range, in steps, that rounding explains. Rounding brings a value within half a step back
+# into the range, and a rounded zero point moves the range by another half step. The 1e-6 is a margin for float64's own
+# rounding.
 _ROOM = 1.0 + 1e-6
 
 
@@ -167,7 +169,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         return super().round_to_file_type(name, value)
 
     def _has_quantizer_before(self, name: str) -> bool:
-        """Return whether codes come from a QuantizeLinear. Their rounding was then already drawn."""
+        """Return whether codes come from a QuantizeLinear, so that their rounding was already drawn."""
         return any(self.nodes[p].op_type == QUANTIZE for p in self.nodes_between([name]))
 
     def _evaluate_integer_product(
@@ -315,7 +317,7 @@ def _mask_range_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
-    """Clip unrounded codes that lie more than a step outside their range; rounding explains a smaller excess."""
+    """Clip unrounded codes that lie more than a step outside their range. Rounding explains a smaller distance."""
     low, high = finite_limits(kind)
     room = _ROOM * _code_spacing(np.asarray(high), kind)
     codes = np.where(codes > high + room, high, codes)

@@ -4,9 +4,10 @@ A linear or cubic Resize of n elements to m elements reads output i at a source 
 
     c = (i + ½)·n/m − ½    or    c = i·(n − 1)/(m − 1)
 
-Kernels compute c in float32. They round the scale, its product and the difference, each by up to u·c, where u is the
-unit roundoff. So the error of c is up to 3u·c, and the error of the output is up to 3u·c times the slope between the
-neighbors. This error is zero if n/m is a power of two, and otherwise larger than the rounding of the result.
+Kernels compute c in float32. They round the scale, the product with the scale, and the difference. Each rounding is at
+most u·c, where u is the unit roundoff. So the error of c is up to 3u·c, and the error of the output is up to 3u·c times
+the slope between the neighbors. This error is zero if n/m is a power of two, and otherwise larger than the rounding of
+the result.
 
 An antialiased Resize to fewer elements stretches its kernel by n/m, so it reads neighbors n/m times farther away. The
 kernel's weights sum to 1, so a shift of the coordinate moves the output by no more than the shift times the steepest

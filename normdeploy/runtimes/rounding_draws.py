@@ -25,7 +25,7 @@ class Saturation:
         largest: the largest finite value seen.
         share: fraction of elements outside the range in the worst run.
         beyond: the largest distance of a value from the range, in steps. If the range begins at 0, only values above
-            the range count, since the lower end is a ReLU.
+            the range count, since clipping at 0 is a ReLU.
         used: the largest fraction of the range's width that the values of one run span.
     """
 
@@ -59,10 +59,11 @@ class RoundingDraw:
     Attributes:
         activations: None rounds as the file does, "exact" does not round, and a seed draws the roundings.
         weights: None keeps the stored codes; a seed draws weights that round to them.
-        held: name of a node's output -> replacement. For a DequantizeLinear: the value of the output. None instead
-            takes the unrounded tensor before quantization (only in `QuantizedRunner.run_all_tensors`, which keeps every
-            tensor). For an integer product: the codes of its weight. For a QuantizeLinear: None, to leave out rounding
-            and all clipping except that of a ReLU.
+        held: name of a node's output -> replacement. For a DequantizeLinear, the replacement is the value of the
+            output. None selects the unrounded tensor before quantization instead (only in
+            `QuantizedRunner.run_all_tensors`, which keeps every tensor). For an integer product, the replacement is the
+            codes of its weight. For a QuantizeLinear, the replacement is None: rounding and all clipping except that of
+            a ReLU are left out.
         clips: True clips codes that lie more than a step outside their range. False clips only for a ReLU. The field
             has no effect if activations round as the file does.
         width: factor on the drawn roundings.

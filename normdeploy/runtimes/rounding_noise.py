@@ -2,19 +2,20 @@
 
 Such runs show how large the error of a correct evaluation may be, and in which outputs.
 
-Every rounded result r, whose type has unit roundoff u, becomes r + u·ξ·(|r| + a). ξ is uniform in [−1, 1] and drawn for
-each element. For operators with several roundings inside (sums, matrix products, norms, transcendental functions), each
-operand x also becomes x·(1 + u·ξ). Large parameters, such as weight matrices, are not changed: the disturbance of the
-other operand covers theirs. The term a is 0 except for functions whose common formulas lose relative accuracy. A
-sigmoid near 0 has the absolute error of a result near 1 (a = 1), and a gelu of x has the absolute error of x (a = |x|).
+Every rounded result r becomes r + u·ξ·(|r| + a), where u is the unit roundoff of its type. ξ is uniform in [−1, 1] and
+drawn for each element. For operators with several roundings inside (sums, matrix products, norms, transcendental
+functions), each operand x also becomes x·(1 + u·ξ). Large parameters, such as weight matrices, are not changed, because
+the disturbance of the other operand has the same effect. The term a is 0 except for functions whose common formulas
+lose relative accuracy. A sigmoid near 0 has the absolute error of a result near 1 (a = 1), and a gelu of x has the
+absolute error of x (a = |x|).
 
-A float32 kernel adds up a row in a few running sums. If the elements of the row are alike (a zero image after a
-convolution with a bias), the running sums lose digits step by step in one direction. The error is n·u instead of √n·u
+A float32 kernel adds up a row in a few running sums. If the elements of the row are nearly equal (a zero image after a
+convolution with a bias), most roundings of the running sums go in the same direction. The error is n·u instead of √n·u
 in the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). This error depends on the
 data, so `float32_sum_error` computes it: it adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). The rounding error of a bin in which
-the products cancel is as large as that of any other bin of the frame.
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`). All bins of a frame have the same
+rounding error, even bins in which the products cancel.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ _EXACT = split_op_names("""
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = split_op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
-# Operators that IEEE 754 rounds correctly. A result that fits in a dozen bits is then exact: a rounded result has so
-# few bits only rarely.
+# Operators that IEEE 754 requires to be correctly rounded. If the result of such an operator fits in a dozen bits, it
+# is taken as exact, because a rounded result rarely has so few bits.
 _CORRECTLY_ROUNDED = split_op_names("add sub rsub mul div true_divide square")
-# Operators whose absolute error is about u·1: 1 is the largest value of these functions.
+# Operators whose absolute error is about u·1. The largest value of these functions is 1.
 _AS_ONE = split_op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
     atan lstm gru rnn lstm_cell gru_cell rnn_tanh rnn_relu
@@ -110,7 +111,7 @@ class RoundingRunner(Float64Runner):
             InputError, NormdeployError: as for ``infer``.
         """
         plain = self._interpreter
-        # In half precision, kernels differ in the results that they round.
+        # In half precision, kernels differ in which intermediate results they round.
         if half is None:
             settled = self._settled
         else:
@@ -194,7 +195,7 @@ class _RoundingInterpreter(WideningInterpreter):
         # Each partial sum is rounded, and its error stays in all later sums.
         if self._op == "cumsum":
             return result + super().call_function(target, (self._rounding_noise(result), *args[1:]), kwargs)
-        # The inverse transform is linear in its frames: it divides the sum of the overlapping frames by that of the
+        # The inverse transform is linear in its frames: it divides the sum of the overlapping frames by the sum of the
         # overlapping windows.
         if self._op == INVERSE_SHORT_TIME:
             noise = self._complex_rounding_noise(args[0], frame_roundings(args[0], args[0], [args[0].dim() - 2]))
@@ -344,7 +345,7 @@ class _RoundingInterpreter(WideningInterpreter):
 
 
 def sum_roundings(terms: float) -> float:
-    """Estimate the rounding error of a sum of n terms of equal size that are added one after another.
+    """Estimate the rounding error of n terms of equal size that are added one after another.
 
     Returns:
         √n/3 (root mean square), at least 1, in units of u times the result.
@@ -396,7 +397,7 @@ def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.
         rows: (…, n), normalized over the last axis.
 
     Returns:
-        The common error of all elements and the error in proportion to x − mean, each (…, 1).
+        Two arrays (…, 1): an error that all elements share, and an error that is multiplied by x − mean.
     """
     n = rows.shape[-1]
     with np.errstate(all="ignore"):

@@ -36,8 +36,9 @@ class RuntimeCache:
     Args:
         engine: the engine file.
         runtime: "tensorrt-rtx", or "tensorrt", which has no such cache.
-        wanted: None reads the cache at the default path if the file exists, and writes nothing. True also writes the
-            file when the runner is closed. A path names another file to read and write. False uses no cache.
+        wanted: None reads the cache at the default path if the file exists, and writes nothing. True reads that file
+            too, and writes it when the runner is closed. A path names another file to read and write. False uses no
+            cache.
 
     Raises:
         InputError: a cache is requested with an engine for TensorRT, or would replace the engine.

@@ -78,7 +78,7 @@ class SessionRunner(LiveRunner):
             }
         # Threads that busy-wait would occupy cores between runs.
         entries = {"session.force_spinning_stop": "1"} if threads else {}
-        # `verify` sets the same option for files that round float operands, so both run the same kernels.
+        # `verify` sets the same option for these files, so `verify` and this runner run the same kernels.
         if provider == "cpu" and os.path.isfile(path) and rounds_float_operands(path):
             entries |= FLOAT_OPERANDS
             self.notes = (_FLOATS,)

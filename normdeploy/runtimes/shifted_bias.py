@@ -1,13 +1,13 @@
 """Recompute the bias of layers whose input is shifted before quantization and whose bias compensates the shift.
 
-Such a layer (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s). V is the
-stored weight, t the shift, s the scale and c the original bias. If weights V + ξ are drawn that round to the same
-codes, the bias must be b + ξ·(t/s). So each draw of the weights needs another bias. b and the terms of its sum are
+Such a layer (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b, with the bias b = c + V·(t/s). V
+is the stored weight, t the shift, s the scale and c the original bias. If weights V + ξ are drawn that round to the
+same codes, the bias must be b + ξ·(t/s). So each draw of the weights needs another bias. b and the terms of its sum are
 float32 numbers, so b contains a rounding error of up to u·Σ|V|·|t/s|, u = 2⁻²⁴.
 
-Files of other writers have the bias c + W·(t/s), where the original weights W are unknown here. Their outputs contain
-the error ξ·((x − t)/s) in full. So only a bias that the file's own record lists is recomputed. A wrong record makes the
-allowed error smaller, never larger.
+In files of other tools, the bias is c + W·(t/s) with the original weights W, which are unknown here. The outputs of
+these files contain the whole error ξ·((x − t)/s). So only a bias that the file's own record lists is recomputed. A
+wrong record makes the allowed error smaller, never larger.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str,
 def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
     """Return t/s for ``name`` = dequantized(quantized((x − t)/s)), or None if x is not shifted.
 
-    The ops before the quantizer map zero to −t/s, so t/s is their result for zero with the sign changed.
+    For x = 0, the ops before the quantizer compute −t/s. So t/s is this result with its sign changed.
     """
     for op in (DEQUANTIZE, QUANTIZE):
         made = _producer(graph, name)

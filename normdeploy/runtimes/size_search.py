@@ -44,8 +44,8 @@ def find_runnable_sizes(
 def _iter_other_sizes(model: ModelSignature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
     """Yield other sizes to try.
 
-    The first is a batch of one, because many files run only with it. Then come larger and larger sizes, first for all
-    dims but the batch (which is 2 or 1), then for all dims.
+    The first try is a batch of one, because many files run only with such a batch. Then come increasing sizes: first
+    for all dims except the batch, which is 2 or 1, and then for all dims.
     """
     first = {dim.name for spec in model.inputs for dim in spec.shape[:1]}
     inner = [name for name in guessed if name not in first]

@@ -1,4 +1,4 @@
-"""Run files in runtimes of other installed packages, found by the entry points ``normdeploy.runtimes``.
+"""Run files in runtimes that other installed packages provide through the entry point group ``normdeploy.runtimes``.
 
     [project.entry-points."normdeploy.runtimes"]
     acme = "acme.runtime:AcmeRunner"

@@ -1,8 +1,8 @@
 """Run the exported graph in torch: in the model's own dtype, and in float64 as the reference of every comparison.
 
-``program.module()`` is not used, because it would run the guards that a file contains. Also, its ``.double()`` leaves
-dtypes that are written in the graph unchanged. LLaMA's norm, for example, would still upcast to float32 inside, with an
-error of 1.5e-7.
+``program.module()`` is not used, because it would run the guards that a file contains. Also, ``.double()`` on its
+result does not change dtypes that are written in the graph. LLaMA's norm, for example, would still compute in float32
+inside, with an error of 1.5e-7.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class ModuleRunner(_TorchRunner):
         return self._run_module(copy_module(self._module).eval(), feeds)
 
     def infer_twice(self, feeds: Arrays) -> tuple[RunResult, RunResult]:
-        """Run one copy of the module twice on the same inputs; state that the module keeps from call to call changes
-        the second result.
+        """Run one copy of the module twice on the same inputs. If the module keeps state from call to call, the results
+        differ.
 
         Returns:
             Outputs of the first and of the second call, as from ``infer``.
@@ -182,7 +182,8 @@ class HalfRunner(_TorchRunner):
     compared. The caller passes inputs in the model's own dtypes, and they are rounded to ``half``. Floating outputs are
     in ``half``. An operator without a kernel for ``half`` runs in float32 and its result is rounded. Finite constants
     beyond the range of ``half``, such as masks, become its largest or lowest number. An upcast to float32 in the model
-    becomes ``half`` too: in a graph traced in float32, an upcast can't be distinguished from a cast back.
+    becomes ``half`` too: in a graph traced in float32, an upcast can't be distinguished from a cast back to the model's
+    own dtype.
     """
 
     name = EagerRunner.name
@@ -216,8 +217,8 @@ class Float64Runner(_TorchRunner):
     """Runner of the reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set
     to float64.
 
-    Inputs are upcast, so they have the same values as for the model in its own dtype. Floating outputs are float64.
-    ``model`` itself is not changed; its parameters are upcast one at a time as they are used.
+    Inputs are upcast, so their values are the same as in the model's own dtype. Floating outputs are float64. ``model``
+    itself is not changed; its parameters are upcast one at a time as they are used.
 
     Raises:
         NormdeployError: the graph reads the bits of a floating tensor, which differ in float64.
@@ -273,8 +274,8 @@ class Float64Runner(_TorchRunner):
     def _run_widened(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
         try:
             # Operators such as arange(0.5) or the division of two ints return the default dtype. Fused attention
-            # kernels skip keys that a mask hides, even if those keys contain NaN. The MATH backend, which follows the
-            # definition, does not skip them.
+            # kernels skip masked keys, even if these keys contain NaN. The MATH backend follows the definition and does
+            # not skip masked keys.
             with _default_dtype(torch.float64), sdpa_kernel(SDPBackend.MATH):
                 return self._call_graph(inputs, lifted)
         except _NodeFailed as failed:

@@ -1,6 +1,6 @@
 """Run TensorRT and TensorRT-RTX engines through Polygraphy on the machine's GPU.
 
-Polygraphy uses only one of the two libraries per process, and the first import of Polygraphy fixes which library.
+Polygraphy uses only one of the two libraries per process, and selects this library at its first import.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _numpy_dtype(kind: str) -> np.dtype:
 
 
 class _ErrorLogHandler(logging.Handler):
-    """Collect errors that Polygraphy and TensorRT log. Otherwise they would go to the terminal, and the exceptions do
-    not contain them.
+    """Collect errors that Polygraphy and TensorRT log. Without this handler, the errors would appear only in the
+    terminal, because the exceptions do not contain them.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""Refuse attributes that ONNX's checker accepts but that runtimes read as a different number from the one in the
-file.
-"""
+"""Refuse attributes that ONNX's checker accepts but that runtimes misread as a different number."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ from ..model import Dim, InputSpec, ModelSignature
 from .proto_traversal import set_metadata
 
 SCHEMA = 2
-# Number of the older schema, {"record": ..., "hmac": ...}. It has the same content and a user's signature inside the
-# file.
+# Number of the older schema, {"record": ..., "hmac": ...}. This schema has the same content, plus a user's signature
+# inside the file.
 _OLDER = 1
 _PROPERTY = "normdeploy"
 
 # Loading flags that run no code.
 DATA = ("key", "inputs", "dims", "eval", "task", "part")
-# Loading flags that import code, and flags with arguments for this code. The flag ``trust`` is among the export's
-# flags.
+# Loading flags that import code, and loading flags with arguments for this code. The flag ``trust`` is missing because
+# it is not a loading flag but a flag of the export.
 CODE = (
     "model",
     "model_args",
@@ -68,8 +68,8 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
 def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:
     """Update the record of a file after a change.
 
-    A file of another tool has no record. It gets a record that states only its inputs, or none if the inputs are
-    unknown.
+    A file of another tool has no record. It gets a record that states only its inputs. If the inputs are unknown, it
+    gets no record.
 
     Args:
         inputs: the file's inputs after the change.
@@ -133,7 +133,7 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
         schema = content["schema"]
         if schema == _OLDER and "eval_mode" in content["load"]:
             content["load"]["eval"] = content["load"].pop("eval_mode")
-        # This fails for text that is not valid Unicode, which can be neither signed nor written again.
+        # encode() fails for text that is not valid Unicode. Such text can be neither signed nor written again.
         json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _make_record_error(error) from error

@@ -37,7 +37,7 @@ def replace_atomically(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path in the same folder. It replaces ``path`` if the block ends without an exception.
 
     After any exception, including Ctrl-C and SIGTERM, ``path`` is unchanged and the temporary file is removed. Symbolic
-    links are followed. A replaced file's permissions are kept.
+    links are followed. The new file gets the permissions of the file that it replaces.
 
     Raises:
         NormdeployError: the folder is missing or can't be written to, ``path`` is not a regular file, or the disk is
@@ -164,7 +164,7 @@ def lock_handle(handle: int, *, wait: bool = True) -> bool:
         wait: True waits until the lock is free, False fails at once.
 
     Returns:
-        True if the lock was taken. On Windows nothing is locked, and ``wait`` is returned.
+        True if the lock was taken. On Windows nothing is locked, and the result is ``wait``.
     """
     # Windows has no lock that ends with the process, so leftovers are not removed there.
     if sys.platform == "win32":
@@ -193,7 +193,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def commit_temporary(temporary: Path, target: Path) -> None:
-    """Flush ``temporary`` to the disk, rename it to ``target``, and flush the folder, because the rename is a change of
+    """Flush ``temporary`` to the disk and rename it to ``target``. Then flush the folder, because the rename changes
     the folder.
     """
     with open(temporary, "rb+") as file:

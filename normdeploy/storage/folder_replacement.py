@@ -29,8 +29,8 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
     removed.
 
     The old folder is removed after it is replaced. On Linux the two folders exchange their names in one step. On other
-    systems and on file systems without this operation, the old folder is renamed first. It is renamed back if the new
-    folder can't get its name. Leftovers of killed runs are removed.
+    systems and on file systems without this operation, the old folder is renamed first. If the new folder can't get the
+    old name, the old folder is renamed back. Leftovers of killed runs are removed.
 
     Raises:
         NormdeployError: the parent folder is missing or can't be written to, or the disk is full.

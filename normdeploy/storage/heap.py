@@ -1,8 +1,8 @@
 """Return free memory of the C library's heap to the system.
 
-glibc keeps freed memory between blocks in use, and takes new memory for arrays that do not fit into these gaps. Folding
-a network's weights makes float64 arrays one weight at a time. Without this module, half of the peak memory was such
-gaps.
+glibc keeps freed memory between blocks in use, and takes new memory for arrays that do not fit into these gaps. While a
+network's weights are folded, a float64 array is made and freed for each weight. Without this module, such gaps took
+half of the peak memory.
 """
 
 from __future__ import annotations

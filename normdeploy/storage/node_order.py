@@ -1,7 +1,7 @@
 """Sort nodes into the topological order that ONNX requires. Some tools write another order.
 
-For example, onnxruntime's float16 converter appends its Casts at the end of the list, and onnxruntime itself runs such
-a file.
+For example, onnxruntime's float16 converter appends its Casts at the end of the list. onnxruntime itself accepts such a
+file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] 
 def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads.
 
-    These include the outer names that the node's bodies read. A body may reuse an outer name for its own tensor; such a
+    These include the outer names that the node's bodies read. If a body reuses an outer name for its own tensor, this
     name is left out.
     """
     yield from node.input

@@ -1,8 +1,9 @@
-"""Recognize norm nodes that are in ONNX's own domain although the standard does not define them, or no longer does.
+"""Recognize norm nodes that are in ONNX's own domain although the standard does not define them, or no longer defines
+them.
 
 Other tools write such nodes, so they must be readable. onnxruntime's optimizer writes LayerNormalization below opset 17
-and SimplifiedLayerNormalization. TensorRT's converters write plugins. The GroupNormalization of opset 18 was deprecated
-from the start. `normdeploy.contrib.contrib_ops` defines what these nodes compute.
+and SimplifiedLayerNormalization. TensorRT's converters write its plugins into ONNX's own domain. The GroupNormalization
+of opset 18 was deprecated from the start. `normdeploy.contrib.contrib_ops` defines what these nodes compute.
 """
 
 from __future__ import annotations

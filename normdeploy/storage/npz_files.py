@@ -23,7 +23,7 @@ _DAMAGED = (
 # Maximum size in bytes of all arrays together. A zip of a few kilobytes can claim any size.
 LIMIT = 8 * 2**30
 
-# Maximum number of names, and of characters of a message, that an error quotes.
+# Maximum number of names that an error lists, and maximum number of characters that it quotes from a message.
 _SHOWN = 4
 _LONGEST = 200
 
@@ -31,8 +31,8 @@ _LONGEST = 200
 def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
     """Read the arrays of an .npz file.
 
-    Nothing in the file is executed. The total size that its entries claim is checked against ``limit`` before any entry
-    is read. .npy files have no name for bfloat16, so such arrays are returned as numpy writes them: two-byte voids
+    Nothing in the file is executed. Before any entry is read, the total size that the entries state is compared with
+    ``limit``. .npy files have no name for bfloat16, so such arrays are returned as numpy writes them: two-byte voids
     ("V2").
 
     Args:

@@ -49,9 +49,9 @@ PROTOBUF_LIMIT = 2**31 - 1
 _TOLD = 400
 # Maximum size in bytes of an external weight that is always read. Larger weights contain no sizes and no thresholds.
 _SMALL = 2**12
-# Maximum number of bytes by which external weights may exceed the size of their files, in addition to twice that size.
+# Maximum total size of external weights, in bytes beyond twice the size of their files.
 _SHARED = 64 << 20
-# Domain that ONNX's checker does not know, so it does not check nodes of this domain.
+# Domain that ONNX's checker does not know, so that the checker skips nodes of this domain.
 _APART = "normdeploy.contrib"
 
 
@@ -122,7 +122,7 @@ def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False)
 def require_terminating_file(path: PathLike) -> None:
     """Refuse an ONNX file that would keep a runtime busy without end, or that contains a compiled model.
 
-    The runtime reports all other faults, even that a file is unreadable.
+    Other faults, even an unreadable file, are left to the runtime, which reports them.
 
     Raises:
         GraphError: as ``wellformedness.require_termination`` and ``compiled_models.require_model``.
@@ -215,7 +215,7 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
     try:
         places = [_locate_external_data(t, source.parent) for t in outside]
     except GraphError as error:
-        # Several files may be open, so the message names the wrong file.
+        # Several files may be open, so the message names the file that failed.
         raise GraphError(f"{source.name}: {error}") from error
     _require_backing_files(source.name, places)
     moved = sort_nodes(proto)
@@ -298,7 +298,7 @@ def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Remove negative sizes and meaningless dim names, such as "?", from a model.
 
     PaddlePaddle writes -1 or "?" for a dynamic size. onnxruntime and TensorRT also read -1 as a dynamic size, but ONNX
-    itself allows no size below 0. Two dims with the name "?" need not have the same size.
+    itself allows no size below 0. The name "?" is removed, because two dims with this name need not have the same size.
 
     Returns:
         ``proto`` itself if it has neither negative sizes nor such names, else a changed copy.

@@ -95,7 +95,7 @@ def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.Operator
 def nodes_with_opsets(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]]:
     """List every node of the graph, its bodies and the file's functions, with the opset that applies to it.
 
-    Functions of own ops are left out, because they are written anew for each opset.
+    Functions of normdeploy's own ops are left out, because they are written anew for each opset.
 
     Returns:
         pairs (node, opset of ONNX's own domain).

@@ -4,12 +4,12 @@ A signature is a small JSON document: HMAC-SHA256 over the record and over the h
 export imported. The signature is never inside the ONNX file, whose bytes are the same for everyone who exports the
 model. There are two keys, and each has its own place for signatures:
 
-- the user's key, created when first needed, never leaves the machine. Its signatures are in the user's state folder,
-  under the record's hash.
-- a team's key, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature is in the file's folder,
-  as ``m.onnx.sig``.
+- The user's key is created when it is first needed, and never leaves the machine. Its signatures are in the user's
+  state folder, under the record's hash.
+- A team's key is in the file that the environment variable ``NORMDEPLOY_KEY`` names. Its signature is next to the ONNX
+  file, as ``m.onnx.sig``.
 
-A signature says that a holder of the key ran these modules with these flags on the model file of this hash. So a
+A signature states that a holder of the key ran these modules with these flags on the model file with this hash. So a
 genuine signature is not valid for another record, another model file or a changed module.
 """
 
@@ -89,8 +89,8 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     own = user_key(create=False)
     both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
     valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]
-    # Prefer a signature whose modules are unchanged. The user's signature may cover an older state of modules that the
-    # team has since changed and signed.
+    # Prefer a signature whose modules are unchanged. The user's signature may cover older modules, which the team has
+    # since changed and signed again.
     if valid:
         return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
     if signature is None or path is None:
@@ -211,8 +211,8 @@ def _verify_document(key: bytes | None, content: Mapping[str, Any], document: by
 
 
 def _read_small_file(path: Path) -> bytes | None:
-    """Read a regular file of at most `_MOST` bytes. Return None for a larger file or a path that is not a regular file,
-    because it may come from an attacker.
+    """Read a regular file of at most `_MOST` bytes. Return None for a larger file and for a path that is not a regular
+    file, because an attacker may have made them.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would block.
@@ -236,7 +236,8 @@ def read_team_key() -> bytes | None:
         the key without blanks at its ends; None if the variable is not set.
 
     Raises:
-        InputError: the file can't be read, is too short, or can be read by other users, who may then know the key.
+        InputError: the file can't be read or is too short. Or other users can read the file, so that they may know the
+            key.
     """
     name = os.environ.get(TEAM_KEY, "")
     if not name:

@@ -44,7 +44,7 @@ def read_regular(path: PathLike, *, most: int) -> bytes:
 
 
 def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
-    """Read until every writer of a pipe has closed it."""
+    """Read a pipe until all of its writers have closed the pipe."""
     parts = list[bytes]()
     size = 0
     deadline = time.monotonic() + PATIENCE

@@ -1,12 +1,12 @@
 """Share large weights between the copies of a model, as arrays of this process.
 
-A protobuf copies a weight each time the weight is read, and each time a message is built from other messages. So while
-a model is rewritten, its large floating-point weights are arrays, and its initializers contain only the keys of these
-arrays. The owner of such a model must keep its `Weights`, because the arrays are freed with them. The external location
-that marks such an initializer contains a random number, so that no file can refer to an array.
+Protobuf copies a weight each time the weight is read, and each time a message is built from other messages. So while a
+model is rewritten, its large floating-point weights are kept as arrays, and its initializers contain only the keys of
+these arrays. The owner of such a model must keep its `Weights`, because the arrays are freed with them. The external
+location that marks such an initializer contains a random number, so that no file can refer to an array.
 
-The weight of a linear layer is torch's own memory, read in column-major order. Row-major copies of all layers would
-take as much memory again. Instead one layer at a time is copied, when its weight is written.
+The array of a linear layer's weight is torch's own memory, read in column-major order. Row-major copies of the weights
+of all layers would double the memory. Instead, the weight of one layer at a time is copied when it is written.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from .proto_traversal import iter_bodies
 
 # Maximum number of elements of one dense tensor. It is needed because a few bytes of a file can state any shape.
 MOST_ELEMENTS = 2**28
-# Maximum number of dense elements, in all tensors together, for each stored value. Pruned weights keep more than one in
-# a hundred of their elements.
+# Maximum ratio of dense elements to stored values, over all tensors together. Pruned weights keep more than 1 % of
+# their elements.
 _MOST_PER_VALUE = 128
 
 
@@ -60,8 +60,8 @@ def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
     """Refuse sparse tensors that are too large to be densified.
 
     Raises:
-        GraphError: a tensor has a negative size or more than `MOST_ELEMENTS` elements, or all tensors together have
-            more and store too few values.
+        GraphError: a tensor has a negative size or more than `MOST_ELEMENTS` elements. Or all tensors together have
+            more than `MOST_ELEMENTS` elements and store too few values.
     """
     elements = 0
     stored = 0

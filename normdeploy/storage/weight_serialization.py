@@ -19,14 +19,14 @@ from . import shared_weights
 
 # Alignment in bytes of each weight in its file. With this alignment, a runtime can map weights directly from the file.
 _ALIGNMENT = 4096
-# Types of 2, 4 and 8 bits that numpy lacks. onnxruntime can't make an OrtValue of such an array, so it can't be passed
-# to a session.
+# Types of 2, 4 and 8 bits that numpy lacks. onnxruntime can't make an OrtValue of such an array, so the array can't be
+# passed to a session.
 _UNFED = frozenset(
     number
     for name, number in onnx.TensorProto.DataType.items()
     if name.startswith(("INT4", "UINT4", "INT2", "UINT2", "FLOAT4", "FLOAT8"))
 )
-# Number of bytes that are transposed at a time. This many fit in the processor's cache.
+# Number of bytes that are transposed at a time, so that they fit in the processor's cache.
 _PIECE = 2**18
 
 
@@ -191,8 +191,8 @@ def write_inline(light: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 def _encode_field(
     message: type[onnx.ModelProto | onnx.GraphProto | onnx.TensorProto], field: str, content: bytes, follows: int = 0
 ) -> bytes:
-    """Encode the start of a length-delimited field: tag, length and ``content``. The length includes ``follows`` bytes
-    that the caller writes later.
+    """Encode the start of a length-delimited field: tag, length and ``content``. The length also counts ``follows``
+    more bytes, which the caller writes later.
     """
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return bytes([tag]) + _encode_varint(len(content) + follows) + content

@@ -24,13 +24,14 @@ _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEF
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
 # Maximum number of dims of a numpy array.
 _MOST_RANK = 64
-# Maximum product of a tensor's sizes, without sizes of 0. numpy multiplies the sizes and the bytes of an element (at
-# most 16) as int64, even if one of the sizes is 0.
+# Maximum product of a tensor's sizes other than 0. numpy computes the product of these sizes and the bytes of an
+# element (at most 16) as int64, even if another size is 0.
 _MOST_PLACES = 2**59
 # Maximum number of characters of a name. Every table, error and key repeats names, and onnx compares names in time
 # quadratic in their length.
 _LONGEST_NAME = 2**16
-# Text fields that are not names, so their length is not limited. ``value`` may contain a record in the metadata.
+# Text fields that are not names, so their length is not limited. ``value`` is a metadata value, which may contain a
+# long record.
 _UNNAMED = frozenset({"doc_string", "value"})
 # Maximum number of nodes after all function calls are inlined. 40 functions that each call the previous function twice
 # would make 2**40 nodes.
@@ -63,7 +64,7 @@ def require_wellformed(
     for tensor in tensors:
         _require_complete_tensor(tensor)
     for holder in (proto, *proto.functions):
-        # A duplicate is not an error, because onnx.compose writes the same entry twice.
+        # The same entry may occur twice, because onnx.compose writes duplicates.
         stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}
         domains = [domain for domain, _ in stated]
         if (

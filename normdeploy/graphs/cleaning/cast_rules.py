@@ -26,15 +26,15 @@ _WHOLE = frozenset({_T.INT8, _T.UINT8, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32,
 
 
 def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Cast to the input's own type, or the first of two Casts if it is lossless.
+    """Drop a Cast to its input's type. Drop the first of two consecutive Casts if this first Cast is lossless.
 
     The first Cast, x → A, is lossless if `_HELD` lists A for the type of x. The second Cast, A → B, then reads the
     numbers of x. The first Cast is dropped in three cases:
 
     - B is the type of x.
     - A is FLOAT, and x and B are half precision: with or without the first Cast, the number is rounded once.
-    - x, A and B are integers or bool: with or without the first Cast, the number wraps modulo 2^bits of B. If A is
-      wider, the wrap to A does not change this.
+    - x, A and B are integers or bool: with or without the first Cast, the number wraps modulo 2^bits of B. If the wider
+      type A wraps the number first, the result is the same.
 
     Returns: whether the graph changed.
     """
@@ -92,7 +92,7 @@ def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
     - integer to integer, which wraps;
     - integer to float, if the float type holds every integer up to the array's largest magnitude;
     - float to integer, if finite and in range;
-    - float to a wider float, float32 to half precision and float64 to float32: at most one rounding.
+    - float to a wider float, float32 to half precision and float64 to float32, which round at most once.
 
     Returns: the result; None if runtimes may differ.
     """

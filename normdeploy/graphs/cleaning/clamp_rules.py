@@ -2,7 +2,7 @@
 
 Define clip(x, lo, hi) = min(max(x, lo), hi), and let a ≤ b, c ≤ d. Then clip(clip(x, a, b), c, d) = clip(x, a', b')
 with a' = clip(a, c, d), b' = clip(b, c, d). Proof: the outer clip is monotone, maps [a, b] onto [a', b'], and is the
-identity on [a', b']. Below a the result is a', above b it is b'. Intervals that do not meet give a' = b'. NaN passes
+identity on [a', b']. Below a the result is a', above b it is b'. If the two intervals do not meet, a' = b'. NaN passes
 every clip. Relu is clip(x, 0, ∞). An omitted bound of Clip is the type's lowest or highest finite number, in the
 standard and in onnxruntime. A float32 Clip without bounds therefore turns ∞ into 3.4e38.
 

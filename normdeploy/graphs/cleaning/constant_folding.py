@@ -7,8 +7,8 @@ An op is folded in one of three ways, each with its premise:
   quotient truncates. Division by zero and the least integer by -1 are undefined, so these nodes stay.
 - **rounded**: floats are computed in float64 by `normdeploy.evaluate` and rounded once. A runtime rounds at least once
   too. Ops with many terms are folded only if none of their sums, products or squares can leave the type's range.
-  Otherwise the runtime might meet an ∞ or a 0 that float64 does not. Runtimes differ for two zeros and for NaN, so Max,
-  Min, Clip and Relu are folded only on finite numbers without -0.
+  Otherwise the runtime might compute an ∞ or a 0 where float64 computes an ordinary number. Runtimes differ if an op
+  compares -0 with +0, or reads a NaN, so Max, Min, Clip and Relu are folded only on finite numbers without -0.
 
 All other ops stay. LogSoftmax, for example, stays because onnx's own evaluator computes it as log(softmax), which is
 less accurate.
@@ -225,7 +225,7 @@ def _compute_integers(
         kind = np.dtype(np.bool_)
     else:
         kind = first.dtype
-    # numpy sums in 64 bits; the low bits are those of the narrow type.
+    # numpy sums in 64 bits. The low bits of this sum equal the sum in the narrow type.
     return [made.astype(kind)]
 
 
@@ -288,7 +288,7 @@ def _stays_normal(op: str, arrays: Sequence[np.ndarray], attributes: dict[str, A
 
 
 def _is_normal_product(sizes: np.ndarray, *, most: float, least: float) -> bool:
-    """Return whether the product of any of the numbers lies between ``least`` and ``most``.
+    """Return whether the product of any selection of ``sizes`` lies between ``least`` and ``most``.
 
     Such a product is at most the product of all numbers > 1, and at least the product of all numbers < 1.
     """
@@ -301,7 +301,7 @@ def _is_normal_product(sizes: np.ndarray, *, most: float, least: float) -> bool:
 
 
 def _is_normal_sum(sizes: Sequence[np.ndarray], factors: int, *, most: float, least: float) -> bool:
-    """Return whether sums of products of ``factors`` of the numbers lie between ``least`` and ``most``.
+    """Return whether every sum of products of ``factors`` numbers each lies between ``least`` and ``most``.
 
     Up to n products of k numbers ≤ m sum to at most n·m^k. Products of k numbers ≥ l are at least l^k.
     """

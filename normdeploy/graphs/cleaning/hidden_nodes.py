@@ -84,7 +84,7 @@ def _may_be_int64(value: ir.Value | None) -> bool:
 
 
 def _misreads_abs(node: ir.Node, opset: int) -> bool:
-    # The evaluators assume that dims are positive. They assume the same of a dim plus a negative number.
+    # The evaluators assume that every dim is positive, and that a dim plus a negative number is positive too.
     return _may_be_int64(node.inputs[0]) and constant_array(node.inputs[0]) is None
 
 
@@ -94,7 +94,7 @@ def _misreads_cast_like(node: ir.Node, opset: int) -> bool:
 
 
 def _misreads_reshape(node: ir.Node, opset: int) -> bool:
-    # If a shape is reshaped to a matrix, the evaluator still treats it as a vector of sizes.
+    # If a shape is reshaped to a matrix, the evaluator still treats the matrix as a vector of sizes.
     x = node.inputs[0]
     if (
         not _may_be_int64(x)

@@ -3,12 +3,13 @@
 - Packed attention (``torch.nn.MultiheadAttention``) stacks query, key and value on an axis of three. Unsqueeze,
   Transpose and Squeeze bring this axis to the front, and Gather takes it apart.
 - A Reshape of a Reshape is one Reshape.
-- A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If all nodes between
-  two layers are elementwise (a GELU, decomposed or not), the rows may stay rows.
+- A linear layer exported as Gemm works on rows: the Reshape before it merges the leading axes to rows, and the Reshape
+  after it restores these axes. If all nodes between two such layers are elementwise (a GELU, decomposed or not), the
+  two Reshapes between them are dropped.
 - A Pad whose counts are all 0 is a copy. Swin pads each image to a multiple of seven even if its size already is a
   multiple.
 - Consecutive Unsqueezes are one Unsqueeze.
-- GatherElements of constants is a constant. onnx's evaluator can't compute it (1.23).
+- A GatherElements of constants is a constant. onnx's evaluator (1.23) can't compute a GatherElements.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
 def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
     """Let Gathers read the input of a Transpose.
 
-    Each use must take one index of an axis, and the remaining axes must have their original order.
+    Each reader of the Transpose must be a Gather that takes one index of an axis. The remaining axes must have their
+    original order.
     """
     perm = _permutation_of(transpose)
     y = transpose.outputs[0]
@@ -181,7 +183,7 @@ def _merge_reshapes(outer: ir.Node) -> bool:
 def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
     """Drop the first Reshape of Reshape, elementwise functions, Reshape.
 
-    The second Reshape is dropped too if it restores the shape of the original input.
+    The second Reshape is dropped too if its result has the shape of the first Reshape's input.
     """
     between, y = _nodes_between_reshapes(graph, back)
     if y is None:
@@ -250,7 +252,7 @@ def _is_single_element(value: ir.Value) -> bool:
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
     """Return whether a Reshape of ``x`` to ``wanted`` keeps its shape.
 
-    ``wanted`` contains no 0; a -1 matches because the other dims determine it.
+    ``wanted`` contains no 0; a -1 matches any size, because the other dims determine this size.
     """
     assert x.shape is not None
     return len(x.shape) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, x.shape, strict=True))

@@ -14,7 +14,7 @@ _COMMUTES = frozenset({"Add", "Mul", "And", "Or"})
 
 # Ops that never return -0. Sqrt is not included, because the root of -0 is -0.
 _NEVER_MINUS_ZERO = frozenset({"Exp", "Sigmoid", "Softmax", "Abs", "Softplus", "ReduceL1", "ReduceL2"})
-# Ops that give the same result for +0 and -0.
+# Ops whose result is the same whether an input is +0 or -0.
 _READ_ZEROS_ALIKE = frozenset(
     {"Abs", "Cos", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sigmoid", "Softmax"}
 )

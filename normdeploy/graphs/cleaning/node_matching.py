@@ -1,4 +1,7 @@
-"""Match a node only if the rules read all its attributes and inputs, because an unknown one may change its meaning."""
+"""Match a node only if the rules read all its attributes and inputs.
+
+An unknown attribute or input may change the node's meaning.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
-    """Return whether a Range computes ``indices`` as [[0], [1], …], one for each of ``rows``."""
+    """Return whether a Range computes ``indices`` as [[0], [1], …], with one entry for each of the ``rows`` rows."""
     unsqueeze = understood_producer(indices, "Unsqueeze")
     if unsqueeze is None:
         counted = None

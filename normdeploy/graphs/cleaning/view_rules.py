@@ -49,7 +49,7 @@ def _write_inferred_shape(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
-    """Let a Reshape read the input of the Reshape before it, if a single 0 of its shape copies a dim.
+    """Let a Reshape with a single 0 in its shape read the input of the Reshape before it.
 
     Premise: the shape is constant and has no -1. Its one 0 copies a dim that the inferred output leaves unknown. The
     other dims are positive, so a -1 in place of the 0 gives the same size: the number of elements divided by the
@@ -87,7 +87,7 @@ def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def write_flatten_as_reshape(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace a Flatten by a Reshape, which merges with others.
+    """Replace a Flatten by a Reshape, which other rules can merge with neighboring Reshapes.
 
     Premise: at least one of the output's two dims is known and positive. An unknown dim is written as -1, which is
     correct even if the tensor has no elements.
@@ -166,14 +166,14 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _have_same_shape(a: ir.Value, b: ir.Value) -> bool:
-    """Return whether both are known to have the same shape."""
+    """Return whether both tensors are known to have the same shape."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(is_same_size(p, q) for p, q in zip(a.shape, b.shape, strict=True))
 
 
 def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
-    """Drop a Slice that takes everything.
+    """Drop a Slice that takes all elements of its input.
 
     Premise: the steps are constant and 1, so a Slice takes a range of each axis. A range is the whole axis if it starts
     at 0 and ends at the size or beyond. If starts or ends are computed, the output must have the input's shape.
