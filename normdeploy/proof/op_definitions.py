@@ -259,6 +259,25 @@ def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> 
     return replace(x, axes=common, a=a, f=f)
 
 
+def _tile(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    """Repeat a value along its axes: an axis becomes (repeats, axis), and nothing varies along the repeats."""
+    x = lift_input(m, inputs[0])
+    repeats = [Size.from_int(n) for n in np.asarray(inputs[1]).reshape(-1).tolist()]
+    if not all(n.is_positive for n in repeats):
+        raise NotProved(ProofFailure.SIZE, f"a Tile of {tuple(repeats)} copies, which may be empty")
+    added = [m.plan.atoms_of(n) for n in repeats]
+    axes = tuple(own + axis for own, axis in zip(added, x.axes, strict=True))
+    m.plan.separate_axes(axes)
+    shape: list[int] = []
+    for axis, own in enumerate(added):
+        shape += [1] * len(own) + [x.f.shape[slot] for slot in x.array_axes(axis)]
+
+    def lay_out(array: Any) -> Any:
+        return array.reshape(array.shape[0], *shape)
+
+    return replace(x, axes=axes, a=None if x.a is None else lay_out(x.a), f=lay_out(x.f))
+
+
 def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     """Concatenate values: the points of the joined axis are those of its parts."""
     values = [lift_input(m, x) for x in inputs]
@@ -437,6 +456,7 @@ TABLE: dict[str, Op] = {
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Expand": _expand,
+    "Tile": _tile,
     "Concat": _concat,
     "Identity": _identity,
     "Dropout": _dropout,
