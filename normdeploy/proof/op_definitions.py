@@ -322,6 +322,34 @@ def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
     return made
 
 
+def _split(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tuple[Value, ...]:
+    """Split an axis, the inverse of `_concat`: each part has its own points."""
+    x = lift_input(m, inputs[0])
+    axis = int(attrs.get("axis", 0)) % len(x.axes)
+    size = x.shape[axis]
+    given = integers_from(inputs, 1, attrs, "split")
+    if given is None:
+        given = _equal_parts(size, int(attrs.get("num_outputs", outputs)))
+    parts = tuple(Size.from_int(n) for n in given)
+    if not all(n.is_positive for n in parts) or functools.reduce(lambda s, t: s + t, parts) != size:
+        raise NotProved(ProofFailure.SIZE, f"a Split of an axis of size {size} into {parts}")
+    if len(parts) == 1:
+        return (x,)
+    if x.axes[axis] != (size,):
+        raise NotProved(ProofFailure.LAYOUT, f"a Split of an axis of size {size}, which is split in another way")
+    m.plan.join_axes(size, parts)
+    return tuple(m.split_joined_axis(x, axis))
+
+
+def _equal_parts(size: Size, count: int) -> list[int]:
+    """Divide a size by the number of parts; the last part may be smaller."""
+    n = size.constant_value
+    if n is None:
+        raise NotProved(ProofFailure.SIZE, f"a Split of an axis of size {size} into {count} parts")
+    part = -(-n // count)
+    return [part] * (count - 1) + [n - part * (count - 1)]
+
+
 def _identity(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     return inputs[0]
 
@@ -458,6 +486,7 @@ TABLE: dict[str, Op] = {
     "Expand": _expand,
     "Tile": _tile,
     "Concat": _concat,
+    "Split": _split,
     "Identity": _identity,
     "Dropout": _dropout,
     "ConstantOfShape": _constant_of_shape,
