@@ -53,7 +53,8 @@ def add_layer_norm_kernel(
             if LOOP:
                 mean, m2 = row_moments(x_ptr, residual_ptr, base, live, first, length, ROWS, SIZE, True)
                 scale = inverse_root(m2 / length, EPSILON)
-                # The sum is computed again: a value stored by another thread could be read back only after a barrier.
+                # The sum is computed again, because a value that another thread stored could be read only after a
+                # barrier.
                 for start in range(0, length, SIZE):
                     at = start + col
                     mask = inside(live, at < length, ROWS)

@@ -1,6 +1,7 @@
-"""GroupNorm of small images: a group is one row, which is a multiple of 16 bytes long even if an image is not (7 × 7).
+"""GroupNorm of small images. A group is one row, whose length is a multiple of 16 bytes even if that of a single image
+(7 × 7) is not.
 
-Each element loads its channel's parameters, which are in the L1 cache and mostly shared with its neighbors.
+Each element loads the parameters of its channel. They are in the L1 cache, and most neighbors load the same parameters.
 """
 
 import triton
@@ -25,7 +26,7 @@ def group_norm_flat_kernel(
     BLOCK: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """Normalize groups as rows; ``channels`` and ``inner``, the positions of a channel, are constant."""
+    """Normalize groups as rows. ``channels`` and ``inner`` (the number of positions of a channel) are constants."""
     if rows == 0:
         return
     n = channels * inner

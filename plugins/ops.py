@@ -1,4 +1,4 @@
-"""Every op that has a kernel, in the order of registration."""
+"""Table of all ops that have a kernel, in the order in which they are registered."""
 
 from . import (
     add_layer_norm,

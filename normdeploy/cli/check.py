@@ -24,7 +24,7 @@ Format = Literal["text", "json", "sarif"]
 
 @dataclass(frozen=True, kw_only=True)
 class FindingsOptions:
-    """Format and file of the findings."""
+    """Options for the format and the file of the findings."""
 
     form: Format = option_field("text", "--format", "Format of --output, or of the printed findings without --output.")
     output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
@@ -61,7 +61,7 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    # A file name may hold surrogates, which UTF-8 can't encode.
+    # A file name may contain surrogates, which UTF-8 can't encode. They are replaced.
     text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())

@@ -17,15 +17,17 @@ from .options import OnnxFile, QuietOption
 
 def package(
     onnx: OnnxFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle; appears only once complete.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the bundle. It appears only when the bundle is complete.")
+    ],
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes.
 
-    Exit code 1: a runtime, configured as in the bundle, gives wrong results on the samples.
-    Exit code 3: no result is wrong, but an engine was not run.
+    Exit code 1: a runtime with the bundle's configuration gives wrong results on the samples. Exit code 3: no result is
+    wrong, but an engine was not run.
 
     The bundle is written in both cases.
     """

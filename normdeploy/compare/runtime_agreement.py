@@ -1,4 +1,4 @@
-"""Compare the answers of two runtimes. An answer is wrong if no rounding explains the difference."""
+"""Compare the outputs of two runtimes. An output is wrong if rounding does not explain the difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def find_disagreement(
         more: additional allowed error of each element of floating outputs.
 
     Returns:
-        verdict on the first output that is wrong, else on the largest error relative to its output.
+        verdict on the first output that is wrong. If no output is wrong, verdict on the largest error relative to its
+        output.
     """
     allowed = unit**0.5
     worst = Verdict(0.0, allowed)

@@ -1,8 +1,8 @@
-"""Determine the sizes of a foreign node's inputs, from the file or else from the op's definition.
+"""Determine the sizes of a foreign node's inputs from the file, or else from the op's definition.
 
-An op's owner defines it for inputs whose shapes fit each other. Gamma is as long as the axis along which it lies, the
-groups divide the channels, and a second summand has the first one's shape or broadcasts to it. A certificate holds for
-such inputs.
+The definition of an op requires that its inputs' shapes fit each other. Gamma is as long as the axis along which it
+lies, and the groups divide the channels. A second summand has the shape of the first summand or broadcasts to it. A
+certificate holds for inputs that fit in this sense.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
-# index of the residual input
+# Op → index of its residual input.
 SKIPS = {
     row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
 }
-# kinds whose vectors lie along the last axes
+# Kinds of norms whose vectors lie along the last axes.
 _TRAILING = ("LayerNorm", "RMSNorm")
-# number of ranks to prove if the file states none
+# Number of ranks that are proved if the file does not state the rank.
 RANKS = 4
 
 
@@ -47,7 +47,7 @@ def assume_shapes(
         rank: rank of the first input if the file states no shape.
 
     Returns:
-        input name -> shape; for the tables of EmbedLayerNormalization only the row.
+        input name -> shape. For a table of EmbedLayerNormalization, this is the shape of one row.
 
     Raises:
         IndexError, TypeError, ValueError: the node does not fit its op.
@@ -119,7 +119,7 @@ def _set_dim(x: list[Size], axis: int, d: int | str | None) -> None:
 def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | None]]:
     """Pair the dims of a summand with the axes of a tensor of ``rank``."""
     if rank == 4 and len(dims) == 2:
-        # SkipGroupNorm's (N, C)
+        # The summand of SkipGroupNorm has the shape (N, C).
         return [(0, dims[0]), (3, dims[1])]
     start = rank - len(dims)
     return [(start + i, d) for i, d in enumerate(dims) if start + i >= 0]
@@ -139,7 +139,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
     """Determine the shape of a vector.
 
     Args:
-        row: sizes of the axes along which it lies.
+        row: sizes of the axes along which the vector lies.
     """
     if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]
@@ -152,7 +152,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
 
 
 def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
-    """Determine the shapes for EmbedLayerNormalization; for tables only the row.
+    """Determine the shapes for EmbedLayerNormalization; for a table, the shape of one row.
 
     The inputs are ids, segments, three tables, gamma, beta, mask, position ids.
     """

@@ -1,4 +1,4 @@
-"""Shared parts of the float64 evaluator: the type of an op's function, its refusal, and readers of common forms.
+"""Shared parts of the float64 evaluator: the type of an op's function, its refusal, and helpers to read attributes.
 
 An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them. It never
 writes into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and
@@ -19,11 +19,11 @@ Table = dict[tuple[str, str], Function]
 
 
 class UnsupportedOp(Exception):
-    """Raised for an op, or a form of one, that the evaluator does not cover; nothing was computed."""
+    """Raised for an op, or a form of an op, that the evaluator does not cover; nothing was computed."""
 
 
 def round_to_float32(value: float) -> float:
-    """Round a written number as attributes are stored: they and their defaults are float32.
+    """Round a number to float32, as attributes and their defaults are stored.
 
     Returns: the nearest float32 as a Python float.
     """
@@ -33,7 +33,7 @@ def round_to_float32(value: float) -> float:
 def optional_input(inputs: Inputs, index: int) -> Array | None:
     """Return the input at ``index``.
 
-    Returns: None if the input is omitted, at the end of the list or by an empty name.
+    Returns: None if the input is omitted, by an empty name or because the list ends before it.
     """
     if index < len(inputs):
         return inputs[index]

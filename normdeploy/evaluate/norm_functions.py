@@ -16,7 +16,7 @@ from .reductions import mean
 
 
 class ArrayInterpreter(Interpreter):
-    """Interpreter of norm definitions on float64 arrays. A rounding Cast is an identity."""
+    """Interpreter of norm definitions on float64 arrays. A Cast that would round returns its input."""
 
     def __init__(self, opset: int, outputs: int) -> None:
         self.opset = opset
@@ -72,9 +72,9 @@ class ArrayInterpreter(Interpreter):
     def reshape_per_channel(self, v: Array, x: Array) -> Array:
         """Reshape ``v`` so that it broadcasts over the channels of ``x``.
 
-        A vector x has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
+        An x of rank 1 has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
 
-        Returns: (1, C, 1, …) with the rank of x; (1,) for a vector x.
+        Returns: shape (1, C, 1, …) with the rank of x; (1,) for an x of rank 1.
 
         Raises:
             ValueError: ``v`` does not have C elements.
@@ -137,8 +137,8 @@ def _make_evaluator(definition: Definition) -> Function:
 def _has_evaluator(row: NormOp) -> bool:
     """Return whether values may be computed through nodes of this op.
 
-    This holds for the standard ops, and for onnxruntime's layer norms with an input X. Its other ops, and TensorRT's,
-    are only converted back into standard ones (`normdeploy.contrib`).
+    This holds for the standard ops, and for onnxruntime's layer norms with an input X. Other ops of onnxruntime, and
+    ops of TensorRT, are only rewritten as standard ops (`normdeploy.contrib`).
     """
     if row.definition is None:
         return False

@@ -1,16 +1,18 @@
-"""Collect translations of custom operators to ONNX, from Python and from installed packages.
+"""Collect translations of custom operators to ONNX. They come from the caller, from installed packages and from this
+project.
 
-``torch.onnx.export`` calls such a table ``custom_translation_table``. A package with operators of the namespace
-``acme`` (``torch.ops.acme.*``) registers its table in its pyproject.toml:
+``torch.onnx.export`` takes the collected table as ``custom_translation_table``. A package with operators of the
+namespace ``acme`` (``torch.ops.acme.*``) registers its table in its pyproject.toml:
 
     [project.entry-points."normdeploy.translations"]
     acme = "acme.onnx:TABLE"
 
-TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions: a single one, or several
-of which the first that fits is used. TABLE may also be a function without parameters that returns such a mapping.
+TABLE maps operators, written ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions. An operator may
+have several functions: the first function that fits is used. TABLE may also be a function without parameters that
+returns such a mapping.
 
 `normdeploy.extensions` describes how packages are found and trusted. A package's code runs only for a model with
-operators of its namespace, never because of other content of a model file.
+operators of its namespace, never for any other reason in a model file.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..loading import recurrent_ops
 from . import atan2_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
-# An installed package may not redefine torch's own operators.
+# Namespaces of torch's and this project's operators. An installed package may not redefine these operators.
 _TORCHS = frozenset({"aten", "prim", "prims", "higher_order", "normdeploy"})
 
 Table = Mapping[Any, Any]
@@ -35,8 +37,8 @@ Table = Mapping[Any, Any]
 def translation_table(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
     """Build the table for ``program``.
 
-    It contains this project's translations, those of installed packages for the program's operators, and ``given``.
-    Later entries override earlier ones.
+    The table contains, in this order, this project's translations, translations of installed packages for the program's
+    operators, and ``given``. Later entries override earlier entries.
 
     Returns:
         operator -> function, or a list of functions.
@@ -91,7 +93,9 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
 
 
 def _resolve_operator(key: Any, name: str) -> Any:
-    """Resolve a key to an overload: an overload, an operator (its default), "acme::norm" or "acme::norm.Tensor"."""
+    """Resolve a key to an operator's overload. The key is an overload, an operator (for its default overload), or a
+    text such as "acme::norm" or "acme::norm.Tensor".
+    """
     if isinstance(key, torch._ops.OpOverloadPacket):
         if "default" in key.overloads():
             return key.default

@@ -23,7 +23,7 @@ from .linked_graph import LinkedGraph
 from .proto_queries import single_use_symbols
 from .shape_inference import infer_types
 
-# The result of these ops has the shape of the largest input (or broadcasts to it) and the type of the first.
+# Ops whose result has the shape to which the inputs broadcast, and the type of the first input.
 _ELEMENTWISE = frozenset(
     {
         *(
@@ -48,7 +48,7 @@ _ELEMENTWISE = frozenset(
 _NORMS = DEFAULT | OURS
 # Highest opset whose ops the passes write.
 NEWEST = max(row.since for row in STANDARD.values())
-# Larger constants, in bytes, are read again each time.
+# Maximum size in bytes of a constant whose value is kept in memory. A larger constant is read again each time.
 _LARGE = 2**12
 
 
@@ -63,21 +63,21 @@ class FileGraph(LinkedGraph):
         """
         super().__init__(proto)
         self.opset = default_domain_opset(proto)
-        # Nodes that we wrote, by the newest opset's definition.
+        # Ids of nodes that the passes wrote. They follow the newest opset's definition.
         self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        # For computed constants.
+        # Limits the elements that computed constants may take.
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
         # Values of tensors passed to `treat_as_constant`.
         self._taken: dict[int, np.ndarray] = {}
         # Exact values that rewrites computed.
         self.exact = ExactConstants()
-        # Shapes that neither the file nor inference knows.
+        # Shapes that neither the file nor inference knows, because the passes found or computed them.
         self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
-        # Shapes that are final.
+        # Shapes that are completely known, so they are not computed again.
         self._stated: dict[int, Dims] = {}
         self._dtypes: dict[int, int] = {}
 
@@ -104,7 +104,7 @@ class FileGraph(LinkedGraph):
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
         """Treat these tensors, and all that is computed from them, as data.
 
-        Otherwise they would count as constants or sizes, from which they are computed.
+        Without this call they would count as constants or as sizes, because they are computed from constants or sizes.
         """
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
@@ -231,7 +231,7 @@ class FileGraph(LinkedGraph):
         return (value, None)
 
     def evaluate_node(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Evaluate one node in float64, reporting every failure as UnsupportedOp.
+        """Evaluate one node in float64, and report every failure as UnsupportedOp.
 
         Returns: one array per output.
 
@@ -352,7 +352,7 @@ class FileGraph(LinkedGraph):
         return self._shapes[id(t)]
 
     def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
-        """Return the shape to which tensors of one rank broadcast. Each dim is the first one that is not 1."""
+        """Return the shape to which tensors of equal rank broadcast: for each axis, the first dim that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
         if shapes:
             return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True))
@@ -434,7 +434,7 @@ def _is_open_dim(dim: int | str | None) -> bool:
 def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
     """Return whether ``t``, an output of ``node``, has the shape of its largest input.
 
-    Op names of a third-party domain say nothing, so these return False unless the op is a known norm.
+    The op name alone does not identify a third-party op, so the result is False for it unless the op is a known norm.
     """
     norm = _norm_op_row(node)
     if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):

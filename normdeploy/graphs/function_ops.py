@@ -1,6 +1,6 @@
 """Check and write the functions of own ops and third-party ops with an ONNX function body.
 
-A function with the name of such an op but another body is never treated as the op: only its body defines it.
+If a function has the name of such an op but another body, it is never treated as that op: only its body defines it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
     """Prepare the model for the passes by inlining functions of own ops and third-party ops.
 
     Args:
-        fuse: "portable" inlines only functions whose body is not that of the op with this name. Any other value inlines
-            all functions of such ops.
+        fuse: "portable" inlines only functions whose body differs from the body of the op with the same name. Any other
+            value inlines all functions of own ops and third-party ops.
 
     Returns: a changed copy; ``proto`` itself if nothing is inlined.
 
@@ -66,7 +66,7 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
 
 
 def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Write the functions of the own ops and third-party ops in use, for ``opset``, and remove all others of such ops.
+    """Write the functions, for ``opset``, of the own ops and third-party ops in use; remove functions of unused ones.
 
     Returns: ``proto``, changed in place.
     """
@@ -114,7 +114,7 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
 
 
 def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
-    """Return the functions of those ops that have one at this opset, except those ``present`` already."""
+    """Return the functions of those ``ops`` that have a body at this opset, without those ``present`` already."""
     rows = [(op, function_op_row(*op)) for op in sorted({*ops} - {*present})]
     return [norm_function_body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
@@ -182,7 +182,7 @@ def _function_meaning(function: onnx.FunctionProto) -> list[object]:
 def _inline_functions(
     proto: onnx.ModelProto, ops: Collection[Op], bodies: Iterable[onnx.FunctionProto]
 ) -> onnx.ModelProto:
-    """Return a copy of ``proto`` with the functions of these ops inlined, its own and ``bodies``."""
+    """Return a copy of ``proto`` with the calls of ``ops`` inlined, from its own functions and ``bodies``."""
     made = {o: n for n in _function_op_calls(proto) for o in n.output}
     skeleton = _copy_without_weights(proto)
     skeleton.functions.extend(bodies)

@@ -1,7 +1,7 @@
-"""Extract each norm of a file as a small model, to be shown to a runtime.
+"""Extract each norm of a file as a small model that a runtime can be tested on.
 
-Tensors and nodes get canonical names, and weights become ones. So two norms that a runtime can't distinguish give the
-same model, byte for byte.
+Tensors and nodes get canonical names, and each element of a large weight becomes 1. So two norms that a runtime can't
+distinguish give the same model, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
 
-# Maximum number of elements of a constant whose values a runtime may read: axes, shapes, epsilon.
+# Maximum number of elements of a constant that keeps its values, because a runtime may read them: axes, shapes,
+# epsilon.
 _SMALL = 16
 
 
 def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
     """Open all graphs of a file: the main one, bodies and functions.
 
-    Returns: location, as a finding names it → model; "" is the main graph.
+    Returns: location → model. A location is written as in findings; "" is the main graph.
     """
     graphs = {"": proto}
 

@@ -1,8 +1,8 @@
 """Rewrite inputs that a node omits by an empty name into a form that every runtime accepts.
 
 ONNX lets a node omit any optional input, by an empty name or by ending the list early (IR.md, "Optional Inputs and
-Outputs"). onnxruntime 1.31 crashes on a LayerNormalization whose bias is an empty name while its optimizer runs. In a
-model-local function, the type of an input that no call passes is unknown.
+Outputs"). Two cases need a rewrite. onnxruntime 1.31's optimizer crashes on a LayerNormalization whose bias is an empty
+name. In a model-local function, an input that no call passes has no known type.
 """
 
 from __future__ import annotations

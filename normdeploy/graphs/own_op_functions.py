@@ -21,9 +21,9 @@ __all__ = [
 
 OPS = frozenset(OURS)
 JOINED = frozenset(op for op, row in OURS.items() if row.joined)
-# TensorRT runs the bodies of these too.
+# Own ops without a plugin. TensorRT runs their function bodies.
 WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)
-# First opset for which bodies are written; some need a newer op.
+# Lowest opset for which any body is written. Bodies that use a newer op need a higher opset.
 OLDEST = min(row.since for row in OURS.values())
 
 

@@ -12,7 +12,7 @@ from ..norms.third_party import is_managed_op
 from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
 from .dims import Dims, Type
 
-# First IR version in which an initializer need not be a graph input.
+# Lowest IR version in which an initializer need not be a graph input.
 IR_OF_CONSTANTS = 4
 
 
@@ -75,7 +75,7 @@ def value_info_type(v: onnx.ValueInfoProto) -> Type:
     return kind.elem_type or None, shape
 
 
-# torch's name for the module of a node that a pass inserted outside all modules.
+# Module name that torch writes for a node that a pass inserted outside all modules.
 _MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -101,7 +101,7 @@ def strip_invented_module(path: str) -> str:
 def module_from_scope(value: str) -> str:
     """Read the module path from torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``.
 
-    Returns: the last but one name; "" if there is none.
+    Returns: the second to last element, which is the module; "" if there is none.
     """
     try:
         if value:
@@ -169,7 +169,7 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-# Domains without any other op that draws random numbers, except a Dropout in training.
+# Domains in which only the ops of `RANDOM`, and Dropout in training, draw random numbers.
 _KNOWN = (
     "",
     "ai.onnx",
@@ -222,10 +222,10 @@ def drop_unused_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """Separate initializers that are graph inputs: a caller may override these defaults, so they are not constants.
+    """Remove initializers that are graph inputs. A caller may override these defaults, so they are not constants.
 
-    Before IR version 4, every initializer had to be an input and none could be overridden (onnx, docs/IR.md). These are
-    constants.
+    Before IR version 4, every initializer had to be an input, and a caller could not override it (onnx, docs/IR.md). In
+    such files, initializers are constants and stay.
 
     Returns: a copy without the defaults, and the defaults; ``proto`` itself and [] if there are none.
     """

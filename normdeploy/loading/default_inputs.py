@@ -1,8 +1,9 @@
-"""Derive the inputs of a Hugging Face model if the user names none.
+"""Derive the inputs of a Hugging Face model if the user does not state them.
 
-Texts, images, sound and points are covered, with sizes from the config and the preprocessor. The batch size is always
-``batch``. A text has ``seq`` tokens, a decoder's input ``decoder_seq``, sound ``samples`` or ``frames``. A model that
-compares texts with images takes any number of either (``image_batch``).
+The module supports texts, images, sound and points. Sizes come from the config and the preprocessor. The dims are named
+as follows. The batch is always ``batch``. A text has ``seq`` tokens, and a decoder's input ``decoder_seq`` tokens.
+Sound has ``samples`` or ``frames``. In a model that compares texts with images, the batch of images has its own name,
+``image_batch``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from torch import nn
 
 from .shape_expressions import split_words
 
-# Models whose tokenizers make segment ids; RoBERTa has a table for them, but its tokenizer makes none.
+# Types of models whose tokenizers make segment ids. RoBERTa is not listed: it has a table for segment ids, but its
+# tokenizer does not make them.
 _SEGMENTED = frozenset(
     split_words("bert albert electra mobilebert convbert rembert roformer xlnet tapas big_bird funnel")
 )
 _IMAGE_SIZE = 224
 _CHANNELS = 3
 _BINS = 80
-# Frames of a sound encoder: 0.2 s, 1 s and 30 s at the common 20 ms.
+# Numbers of frames of a sound encoder: 0.2 s, 1 s and 30 s, for the usual frame length of 20 ms.
 _STRIDES = {"min": 10, "opt": 50, "max": 1500}
 
 
@@ -36,7 +38,8 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
         folder: may contain ``preprocessor_config.json``, which states the image size.
 
     Returns:
-        Inputs as ``--input`` takes them, and dim name -> range as ``--dim`` takes it, for dims with special ranges.
+        Inputs in the notation of ``--input``, and dim name -> range in the notation of ``--dim``, for dims that need a
+        special range.
     """
     parameters = inspect.signature(model.forward).parameters
     preprocessor = read_preprocessor(folder)
@@ -68,7 +71,7 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
 
 
 def config_of(model: nn.Module) -> Any:
-    """Return the config that transformers gives each model."""
+    """Return the config of a model of transformers."""
     return model.config
 
 
@@ -81,7 +84,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     """Read ``preprocessor_config.json``.
 
     Returns:
-        Its content; {} if it is missing or unreadable.
+        Content of the file; {} if the file is missing or unreadable.
     """
     try:
         content = json.loads((folder / "preprocessor_config.json").read_bytes())
@@ -93,7 +96,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def modality_setting(config: Any, name: str, default: Any = None) -> Any:
-    """Look up a setting in the config, or in its part for images or sound.
+    """Look up a setting in the config, then in the config's part for images or sound.
 
     Returns:
         The first value that is not None, else ``default``.
@@ -111,7 +114,8 @@ def modality_setting(config: Any, name: str, default: Any = None) -> Any:
 
 
 def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tuple[int, int]:
-    """Find the size of images that the preprocessor makes, else the size that the model was made for.
+    """Find the size of the images that the preprocessor makes. If it is unknown, find the size of images for which the
+    model was made.
 
     Returns:
         (height, width).
@@ -166,9 +170,7 @@ def _is_video_model(config: Any) -> bool:
 
 
 def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str:
-    """Return the shape of audio features: "mel bins,frames" for Whisper, which has a fixed length, else
-    "frames,features".
-    """
+    """Return the shape of audio features: "mel bins,frames" with a fixed length for Whisper, else "frames,features"."""
     bins = modality_setting(config, "num_mel_bins")
     if bins is not None and getattr(config, "model_type", "") == "whisper":
         return f"{bins},{2 * modality_setting(config, 'max_source_positions')}"
@@ -177,8 +179,8 @@ def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str
 
 
 def _describe_sound_input(config: Any) -> tuple[str, dict[str, str]]:
-    """Return the shape and ranges of sound: samples in multiples of the encoder's frame, or an audio transformer's
-    spectrogram.
+    """Return the shape and ranges of sound. The input is samples, in multiples of the encoder's frame, or the
+    spectrogram of an audio transformer.
     """
     strides = getattr(config, "conv_stride", None)
     if not strides:

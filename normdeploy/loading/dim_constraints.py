@@ -1,5 +1,5 @@
-"""Interpret torch.export's errors about dims that can't take their full range: narrow the ranges, or explain the
-error.
+"""Interpret torch.export's errors about dims that can't take their full range. The ranges are narrowed, or the error is
+explained.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
     """Narrow the dims to the ranges that torch suggests.
 
     Args:
-        conditions: conditions that torch met while tracing, which give the place in the model.
+        conditions: conditions that torch met while tracing. They give the place in the model for the message.
 
     Returns:
         The request with narrowed dims, and whether a dim only takes multiples of a step.
 
     Raises:
-        InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
+        InputError: a dim is fixed by the model or always equal to another dim, or its stated range is too wide.
     """
     dims = dict(wishes.dims)
     steps = False
@@ -69,7 +69,9 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
 
 @dataclass(frozen=True)
 class _TakenSizes:
-    """Sizes that the model accepts according to torch: step·n + offset, from ``low`` to ``high`` (None: no limit)."""
+    """Sizes that the model accepts according to torch: step·n + offset, from ``low`` to ``high``. None means no
+    limit.
+    """
 
     low: int
     high: int | None
@@ -125,8 +127,8 @@ _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
 
 def _parse_excluded_sizes(message: str) -> dict[str, int]:
-    """Parse the sizes that torch can't trace together with others: there, a tensor shorter by a constant (x[:, 1:]) has
-    size 0 or 1.
+    """Parse the sizes that torch can't trace together with other sizes. At these sizes, a tensor that is shorter by a
+    constant, such as x[:, 1:], has size 0 or 1.
     """
     lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
     return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
@@ -153,11 +155,11 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
     """Explain which range to state if torch.export's solver fails on the dims.
 
     Returns:
-        The message; "" for another error.
+        The message; "" if the error is of another kind.
     """
     bound = _BOUND.search(message)
     if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
-        # At this bound a slice (x[1:-1]) has size 1, which torch can't trace together with other sizes.
+        # At this bound a slice such as x[1:-1] has size 1, which torch can't trace together with other sizes.
         first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
         if first <= dim.max:
             begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
@@ -176,9 +178,9 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
 
 
 def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
-    """Explain which constraint of the model the dims violate and the line that sets it.
+    """Explain which constraint of the model the dims violate, and which line of the model causes the constraint.
 
-    torch's advice on its own API is left out.
+    The message leaves out torch's advice on its own API.
 
     Returns:
         The message.

@@ -41,9 +41,9 @@ from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 
-# The wrapper of torch.compile is recognized by its child _orig_mod.
+# Wrapper classes of torch. The wrapper of torch.compile is not listed, because it is recognized by its child _orig_mod.
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-# Number of exports to try, each with ranges narrowed as the previous error suggested.
+# Maximum number of exports to try. Each uses the ranges that the previous error suggests.
 _ATTEMPTS = 4
 
 
@@ -58,20 +58,21 @@ def from_module(
     eval: bool = False,
     shared: bool = False,
 ) -> LoadedModel:
-    """Trace a copy of a live module; the module, its tensors and its flags are not changed.
+    """Trace a copy of a live module. The module, its tensors and its flags are not changed.
 
     Args:
-        module: in eval mode, unless ``eval``.
-        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping
-            holds keyword arguments if it fits forward's parameters, else it is the one argument. Without args and
-            kwargs, examples are made from ``inputs``.
+        module: the module. It must be in eval mode, unless ``eval`` is True.
+        args: example positional arguments (tensors, nested containers, plain values), or a single tensor. A mapping
+            that fits forward's parameters is taken as keyword arguments, any other mapping as the only argument.
+            Without args and kwargs, examples are made from ``inputs``.
         kwargs: example keyword arguments.
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
-        dynamic_shapes: as for ``torch.export.export``, instead of names in ``inputs``.
-        inputs: dtypes, shapes and dynamic dims of the tensors, ``ids:int64[batch,seq]{0:30522}``. Use the names of
-            forward's parameters, or state all inputs in order under new names.
-        eval: switch the copy to eval mode.
-        shared: let the copy's parameters share the module's memory; finish before the module changes.
+        dynamic_shapes: dynamic dims as for ``torch.export.export``, instead of names in ``inputs``.
+        inputs: dtypes, shapes and dynamic dims of the tensors, such as ``ids:int64[batch,seq]{0:30522}``. Use the names
+            of forward's parameters, or state all inputs in order under new names.
+        eval: True switches the copy to eval mode.
+        shared: True lets the copy's parameters share the module's memory. The module must then not change while the
+            traced model is used.
 
     Returns:
         The traced model.
@@ -99,7 +100,7 @@ def unwrap_module(module: nn.Module) -> nn.Module:
         The wrapped module, or ``module`` itself.
 
     Raises:
-        LoadError: it is TorchScript.
+        LoadError: the module is TorchScript.
     """
     while isinstance(module, _WRAPPERS) or "_orig_mod" in getattr(module, "_modules", {}):
         if isinstance(module, _WRAPPERS):
@@ -118,8 +119,8 @@ def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
     """Copy a module to the CPU.
 
     Args:
-        shared: let the copy's parameters, but not its buffers, share ``module``'s memory; for callers that do not run
-            it.
+        shared: True lets the copy's parameters, but not its buffers, share ``module``'s memory. It is for callers that
+            do not run the copy.
 
     Returns:
         The copy.
@@ -160,7 +161,7 @@ def trace_module(
     eval_mode: bool = False,
     kind: str,
 ) -> LoadedModel:
-    """Trace a module in place, as ``from_module`` does with a copy; the module may be changed.
+    """Trace a module as ``from_module`` does, but without a copy. The module may be changed.
 
     Args:
         kind: kind of the model's source, for messages.
@@ -169,7 +170,7 @@ def trace_module(
         The traced model.
     """
     refuse_integer_modules(module)
-    # If an attention requires gradients, torch 2.13 traces views that it then can't decompose.
+    # Gradients are off: if an attention requires gradients, torch 2.13 traces views that it then can't decompose.
     module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
@@ -180,7 +181,7 @@ def trace_module(
             "dynamic_shapes were passed without example arguments: also pass args or kwargs, or name the dims in inputs"
         )
     used = dynamic_dim_names(wishes.inputs)
-    # Without any input, the example call reports the missing inputs instead.
+    # Without any input, the example call below reports the missing inputs.
     described = wishes.inputs or args or kwargs
     if described and (unknown := sorted(wishes.dims.keys() - set(used))):
         raise InputError(
@@ -228,7 +229,9 @@ def _export_with_made_example(
 def _export_widest(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export with dims without a stated range as wide as the module allows; if that fails, up to the usual maximum."""
+    """Export with dims without a stated range as wide as the module allows. If that fails, export with the default
+    maximum of these dims.
+    """
     wider = widen_unstated_dims(wishes, getattr(module, "config", None))
     if wider.dims == wishes.dims:
         return export_narrowing(module, call, wishes, dynamic_shapes)
@@ -255,7 +258,7 @@ def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest
 def export_narrowing(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, InputRequest]:
-    """Export a module. If torch finds that dims can't take their full range, narrow those without a stated range and
+    """Export a module. If torch finds that dims can't take their full range, narrow the dims without a stated range and
     retry.
 
     Returns:
@@ -299,7 +302,7 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
     shapes = torch.export.ShapesCollection()
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
-        # torch has no sums of dims; it derives the sum from the other dims itself.
+        # torch has no sums of dims, but it derives the sum from the other dims itself.
         if wish:
             shape = wish.shape
         else:
@@ -320,13 +323,14 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
     """Run torch.export without output.
 
     Args:
-        steps: a dim takes only multiples of a step, which torch can check only at run time.
+        steps: True if a dim takes only multiples of a step. torch can check this only at run time.
     """
-    # A recurrence of dynamic length must not be unrolled; one of fixed length is exported as usual.
+    # A recurrent layer of dynamic length must not be unrolled. A recurrent layer of fixed length is exported by torch
+    # as usual.
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
         warnings.catch_warnings(),
-        # torch.export logs and prints the whole graph with some failures.
+        # For some failures, torch.export logs and prints the whole graph.
         silence_logger("torch"),
         contextlib.redirect_stderr(io.StringIO()),
         _disable_distribution_checks(),
@@ -334,7 +338,8 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
     ):
-        # Warnings concern attributes assigned in the copy while tracing, and deprecations of torch's own calls.
+        # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
+        # deprecated calls inside torch.
         warnings.simplefilter("ignore")
         program = torch.export.export(
             module,
@@ -349,7 +354,9 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
 
 @contextlib.contextmanager
 def _disable_distribution_checks() -> Iterator[None]:
-    """Disable value checks of distributions, which a trace can't contain; their results do not change."""
+    """Disable the value checks of torch.distributions, because a trace can't contain them. The results do not
+    change.
+    """
     checks = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:

@@ -1,6 +1,6 @@
-"""Define onnxruntime's norm ops by its docs/ContribOperators.md, and their rows.
+"""Define onnxruntime's norm ops, and their rows.
 
-The schemas of the installed package agree with that text.
+The definitions follow onnxruntime's docs/ContribOperators.md. The schemas of the installed package agree with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .interpreter import (
 from .norm_op import CONTRIB, NormOp, OpOwner, make_row
 from .onnx_norms import group_norm_21, layer_norm, rms_norm
 
-# epsilon of the Skip… ops and EmbedLayerNormalization
+# Default epsilon of the Skip… ops and of EmbedLayerNormalization
 SKIP_EPSILON = round_to_float32(1e-12)
 
 
@@ -47,7 +47,7 @@ def skip_layer_norm(
 
     Args:
         x: shape (B, S, H) or (T, H).
-        residual: the shape of x, or broadcast to it.
+        residual: the shape of x, or a shape that broadcasts to it.
         scale, bias, added: shape (H,).
 
     Returns:
@@ -96,8 +96,8 @@ def embed_layer_norm(
     """Define EmbedLayerNormalization: the layer norm over H of the sum of the rows that the ids select.
 
     Args:
-        ids, segments, mask, position_ids: shape (B, S); without position_ids the first S rows of ``positions`` are
-            taken.
+        ids, segments, mask, position_ids: shape (B, S). Without position_ids, the first S rows of ``positions`` are
+            used.
         words, positions, segment_words: tables of shape (rows, H).
 
     Returns:
@@ -178,7 +178,7 @@ def _contrib_row(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any
 
 _SUMMED = "Y mean inverse_deviation sum"
 _EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
-# onnxruntime also accepts these in the default domain, in opsets in which the standard has no op of that name.
+# onnxruntime also accepts these ops in the default domain, in opsets in which the standard has no op of the same name.
 _OPEN: dict[str, Any] = {
     "domains": (CONTRIB, ""),
     "typed_by": "scale",

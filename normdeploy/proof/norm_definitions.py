@@ -1,4 +1,4 @@
-"""Define norm ops on `Value`s, from `normdeploy.norms.interpreter`."""
+"""Evaluate the norm definitions of `normdeploy.norms.interpreter` on `Value`s."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ValueInterpreter(Interpreter):
             ``v`` with one trailing axis of size 1.
 
         Raises:
-            NotProved: ``v`` has another shape than (groups,).
+            NotProved: the shape of ``v`` is not (groups,).
         """
         if v.shape != (Size.from_int(groups),):
             raise NotProved(

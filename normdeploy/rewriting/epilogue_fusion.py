@@ -4,8 +4,8 @@
 - LayerNormalization with scale 1 + s and bias t, both data: ModulatedLayerNorm (DiT, Peebles and Xie 2022).
 - GroupNormalization, then SiLU (Sigmoid and Mul, or Swish): GroupNormSiLU.
 
-By this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate is
-by values, as always.
+At this stage each norm is a single node in one spelling, so its neighbors are matched by structure. The certificate
+does not rely on this match: it compares the computed functions.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class EpilogueFusion:
         op: name of the own op.
         norm: result of the norm node.
         old: tensors that the op's outputs replace, the norm's result first.
-        leaves: data of which both sides are functions.
+        leaves: input data of the nodes before and after the fusion.
         inputs: inputs of the op.
         attrs: attributes of the op.
-        grouping: elements that are normalized together.
+        grouping: which elements are normalized together.
         norm_op: type of the norm node.
-        before: op types before it.
-        behind: op types after it.
+        before: op types of the joined nodes before the norm.
+        behind: op types of the joined nodes after the norm.
         views: new nodes before the op that reshape an input.
     """
 
@@ -219,7 +219,7 @@ class _RowNorm:
 
 def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    # An op with the same name but other inputs.
+    # The node has an own op's name but not its inputs.
     if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):
         return None
     if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
@@ -232,7 +232,7 @@ def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
         axes = [int(attrs.get("axis", -1))]
     if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
         return None
-    # The outputs mean and inverse deviation must be unused.
+    # The optional outputs, mean and inverse standard deviation, must be unused.
     if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):
         return None
     if not all(_is_row_parameter(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
@@ -256,7 +256,7 @@ def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 
 def _strip_added_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
-    """Return s of a scale 1 + s, then s in the scale's shape, and the new view nodes for the latter."""
+    """Return s of a scale 1 + s, s in the scale's shape, and the new nodes that reshape s to it."""
     views: list[gs.Node] = []
     node = graph.producer(scale)
     while (
@@ -309,7 +309,7 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
             else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
         ),
         opset=oldest_opset(found.op),
-        # For a certified norm, onnxruntime already ran the nodes of the body.
+        # If the norm is certified, onnxruntime already ran the nodes of the body, so no trial is needed.
         trial=None
         if told.certificate is not None
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
@@ -328,7 +328,7 @@ def _epilogue_replacement(found: EpilogueFusion, node: gs.Node) -> NodeReplaceme
 def _epilogue_finding(
     norm: Finding, proposal: EpilogueFusion, node: gs.Node, certificate: Certificate | None, census: bool
 ) -> Finding:
-    """Merge the findings of a norm and its joined neighbors; the errors of both steps add up."""
+    """Merge the findings of a norm and its joined neighbors, and add up the errors of the two steps."""
     again = norm.status == "fused"
     return replace(
         norm,
@@ -353,10 +353,10 @@ def _format_attributes(attrs: Mapping[str, float | int]) -> str:
 
 
 def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
-    """Build the finding of an own op as if it were in the graph.
+    """Build the finding of an own op before the op is in the graph.
 
     Args:
-        norm: result of the norm in it.
+        norm: result of the norm in the own op.
     """
     producer = graph.producer(norm)
     dtype = graph.dtype(norm)
@@ -378,7 +378,7 @@ def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Rewrit
 
 
 def _normalized_axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
-    """Return the normalized axes: all but the batch for a group norm (part of its channels), else the last axes."""
+    """Return the normalized axes: for a group norm all axes but the batch, else the last axes."""
     rank = len(graph.shape(node.inputs[0]) or ())
     attrs = graph.attrs(node)
     # A quantized norm may have several axes.

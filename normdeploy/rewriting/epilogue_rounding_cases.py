@@ -1,4 +1,4 @@
-"""Choose the input on which onnxruntime runs a joined norm, with the expected error."""
+"""Choose the input on which onnxruntime runs a joined norm, and the error that is expected for this input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase, rounding_patterns
 from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of
 
-# Sizes of the axes of x that are not normalized, and of a group norm's spatial axes
+# Sizes for the axes of x that are not normalized and that the file leaves open, and for a group norm's spatial axes
 _FEW = (3, 4, 2, 3)
 # Row length if the file leaves it open
 _ROW = 9
@@ -23,7 +23,7 @@ _BATCH = 8
 
 @dataclass(frozen=True)
 class NormGrouping:
-    """Elements that are normalized together: the last axis, or for (N, C, …) a group of channels and all places.
+    """Elements that are normalized together: the last axis, or a group of channels of (N, C, …) with all places.
 
     Attributes:
         epsilon: epsilon of the norm.
@@ -38,7 +38,7 @@ class NormGrouping:
     added: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
-        """Build the fit of a norm over ``size`` with this grouping.
+        """Build the `NormFit` of a norm with this grouping.
 
         Returns:
             the fit, with unit scale and zero shift.
@@ -70,7 +70,7 @@ def epilogue_case(rewrite: Rewrite, grouping: NormGrouping) -> RoundingCase | No
 
 
 def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
-    """Choose the size of a leaf: that of x, or of one vector per sample."""
+    """Choose the size of a leaf: the size of x, or the size of one vector per sample."""
     last = len(shape) - 1
     size = []
     for i, n in enumerate(shape):

@@ -57,7 +57,7 @@ class GraphTransform:
         stage: name in times, progress and steps.
         propose: proposes at one node.
         applies: returns True if the transform applies to a graph.
-        around: context that is open in the graph meanwhile.
+        around: context manager that is active while the transform runs on the graph.
     """
 
     stage: str

@@ -1,6 +1,7 @@
-"""Round numbers below the smallest normal one as a dtype does: to multiples of one spacing, including zero.
+"""Round numbers below a dtype's smallest normal number as the dtype does: to multiples of one spacing, including zero.
 
-Relative roundings alone keep the order of 1e-60 and 1e-90. In float32 both are 0, so either may come first.
+Relative rounding errors alone would keep the order of 1e-60 and 1e-90. In float32 both numbers are 0, so either may
+come first.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from ..dtypes import UNIT_ROUNDOFF
 
 @dataclass(frozen=True)
 class _SubnormalRange:
-    """Smallest normal number of a dtype and the spacings below it that kernels use.
+    """Smallest normal number of a dtype, and the spacings that kernels use below that number.
 
     Attributes:
         normal: the smallest normal number.
-        spacings: the spacing of subnormal numbers; also ``normal`` itself, for kernels that flush these to 0.
+        spacings: the spacing of subnormal numbers, and ``normal`` itself, for kernels that flush subnormal numbers to
+            0.
     """
 
     normal: float

@@ -5,8 +5,9 @@
 - A Reshape of a Reshape is one Reshape.
 - A linear layer exported as Gemm works on rows: Reshapes around it make the rows and undo them. If all nodes between
   two layers are elementwise (a GELU, decomposed or not), the rows may stay rows.
-- A Pad by zero counts copies. Swin pads each image to a multiple of seven even if it already is one.
-- Consecutive Unsqueezes are one.
+- A Pad whose counts are all 0 is a copy. Swin pads each image to a multiple of seven even if its size already is a
+  multiple.
+- Consecutive Unsqueezes are one Unsqueeze.
 - GatherElements of constants is a constant. onnx's evaluator can't compute it (1.23).
 """
 
@@ -30,7 +31,7 @@ from .node_matching import (
     write_transpose,
 )
 
-# Elementwise functions.
+# Elementwise functions, which are allowed between two Reshapes that cancel.
 _EACH = frozenset(
     {
         *(
@@ -68,7 +69,7 @@ _EACH = frozenset(
         ),
     }
 )
-# Maximum number of nodes between two Reshapes.
+# Maximum number of elementwise nodes between two Reshapes that cancel.
 _LONGEST = 64
 # Maximum number of elements of a folded GatherElements.
 _MOST = 2**20
@@ -95,7 +96,7 @@ class DataMovementPass(ir.passes.InPlacePass):
 
 def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
     """Drop a Pad whose counts are all 0, for every mode, axes and pad value."""
-    # Below opset 11 the counts are an attribute.
+    # Below opset 11, the counts are an attribute, not an input.
     stated = pad.attributes.get_ints("pads", ())
     pads = input_at(pad, 1)
     if pads is not None:
@@ -149,7 +150,7 @@ def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
     # Negative axes are left alone.
     if not then or not before or min(*then, *before) < 0:
         return False
-    # Positions that the first Unsqueeze's output axes have in the result.
+    # Positions that the first Unsqueeze's output axes take in the result of the second.
     free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
     axes = int64_constant(sorted({*then, *(places[axis] for axis in before)}))
@@ -180,7 +181,7 @@ def _merge_reshapes(outer: ir.Node) -> bool:
 def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
     """Drop the first Reshape of Reshape, elementwise functions, Reshape.
 
-    The second is dropped too if its shape is that of the original input.
+    The second Reshape is dropped too if it restores the shape of the original input.
     """
     between, y = _nodes_between_reshapes(graph, back)
     if y is None:

@@ -1,7 +1,8 @@
-"""Find epsilons of a file that the model does not contain; outputs may not show the difference.
+"""Find epsilons of a file that the model does not contain.
 
-The input of a norm after an embedding or a bias can't be made small. A different epsilon then moves the output by less
-than rounding does. So epsilons are looked up in the model, as weights are.
+A comparison of outputs may not detect them: the input of a norm after an embedding or a bias can't be made small, so
+another epsilon changes the output less than rounding does. Therefore epsilons are looked up in the model, as weights
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .reference_models import FileModel, Original
 from .runtime_candidates import HALF_TYPES, ComparedFile
 from .wording import list_some
 
-# Larger numbers are not epsilons.
+# Largest number that is treated as an epsilon.
 _LARGEST = 0.1
 # Relative tolerance, because a file stores epsilons in float32.
 _SAME = 1e-6
@@ -57,7 +58,7 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
 
 
 def _is_round(value: float) -> bool:
-    """Return whether a number is a power of ten, as written epsilons are; an epsilon with a folded scale seldom is."""
+    """Return whether a number is a power of ten. Written epsilons are, but an epsilon with a folded scale seldom is."""
     return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
 
 
@@ -86,7 +87,7 @@ def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
 
 
 def _model_numbers(model: Original) -> set[float]:
-    """Return all numbers of a model that may be an epsilon."""
+    """Return all numbers in a model that may be epsilons."""
     if isinstance(model, FileModel):
         proto = inline_functions(model.proto)
         constants = small_constants(proto.graph, {})
@@ -106,7 +107,7 @@ def _model_numbers(model: Original) -> set[float]:
         arguments += [argument.default_value for schema in schemas for argument in schema.arguments]
         values = [leaf for leaf in arguments if isinstance(leaf, float)]
         values += [v for value in lifted_values(model.program).values() for v in _scalar_values(value)]
-        # torch's rms_norm without an epsilon uses the dtype's machine epsilon.
+        # Without an epsilon, torch's rms_norm uses the machine epsilon of the dtype.
         values += [torch.finfo(torch.float32).eps for schema in schemas if "rms_norm" in schema.name]
     return {v for v in values if 0 < v <= _LARGEST}
 
