@@ -380,6 +380,41 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             return a, np.add.reduce(f if real is None else f * real.reshape(shape), axis=slot, keepdims=True)
 
+    def split_joined_axis(self, x: Value, axis: int) -> list[Value]:
+        """Split an axis that is joined from parts (`AxisPlan.join_axes`), the inverse of a Concat.
+
+        Args:
+            axis: number of the axis, which is one joined atom.
+
+        Returns:
+            the parts in order.
+        """
+        (atom,) = x.axes[axis]
+        (slot,) = x.array_axes(axis)
+        bounds = self.plan.part_bounds(atom)
+        parts = []
+        for i, size in enumerate(self.plan.joins[atom]):
+            atoms = self.plan.atoms_of(size)
+            places = slice(bounds[i], bounds[i + 1])
+            axes = (*x.axes[:axis], atoms, *x.axes[axis + 1 :])
+            a = None if x.a is None else self._take_points(x.a, slot, places, atoms)
+            f = self._take_points(x.f, slot, places, atoms)
+            made = replace(x, axes=axes, a=a, f=f, size=None, drawn=None)
+            if axis_identity(atom) in x.fixed:
+                made.fixed = x.fixed | {axis_identity(each) for each in atoms}
+            parts.append(made)
+        return parts
+
+    def _take_points(self, array: Array, slot: int, places: slice, atoms: Atoms) -> Array:
+        """Take points along one axis of an array, and lay them out along ``atoms``."""
+        if array.shape[slot] == 1:
+            taken = array
+            counts = [1] * len(atoms)
+        else:
+            taken = array[(slice(None),) * slot + (places,)]
+            counts = [self.plan.point_count(each) for each in atoms]
+        return taken.reshape(*array.shape[:slot], *counts, *array.shape[slot + 1 :])
+
     def count(self, x: Value, axes: Sequence[int]) -> Value:
         """Count the elements along axes.
 

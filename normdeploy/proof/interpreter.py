@@ -8,6 +8,7 @@ premise for each kind of step, and each step checks it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -160,6 +161,14 @@ class ProofInterpreter(Arithmetic):
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
+        # One side may take the root of a whole, and the other side that of its parts behind a Split.
+        for i, radicand in enumerate(self.radicands):
+            for w, root in self._parts_of_radicand(radicand):
+                ratio = self.positive_ratio(t, w)
+                if ratio is not None and ratio[1] > 0:
+                    made.roots = frozenset({i})
+                    made.a = self._layout_like(root, t) * self._root_of_constant(*ratio) % self.gf.p
+                    return made
         # t may be 1/(V + ε) or, more generally, r/W with a number r.
         for radicand in self.radicands:
             ratio = self.constant_product(t, radicand.w)
@@ -183,6 +192,13 @@ class ProofInterpreter(Arithmetic):
         made.a, made.roots = self._new_root(t), frozenset({len(self.radicands)})
         self.radicands.append(Radicand(t, made, self.node, self.epsilons.get(self.node)))
         return made
+
+    def _parts_of_radicand(self, radicand: Radicand) -> Iterator[tuple[Value, Value]]:
+        """Yield the parts of a radicand and their roots along each joined axis on which it varies."""
+        for axis, atoms in enumerate(radicand.w.axes):
+            if len(atoms) == 1 and atoms[0] in self.plan.joins and radicand.w.varies_along(axis):
+                parts = self.split_joined_axis(radicand.w, axis)
+                yield from zip(parts, self.split_joined_axis(radicand.root, axis), strict=True)
 
     def _new_root(self, t: Value) -> Array:
         assert self.gf is not None

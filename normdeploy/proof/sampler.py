@@ -111,7 +111,13 @@ class StoredConstant:
     @property
     def structure_key(self) -> tuple[object, ...]:
         """Return all properties that an evaluation reads, except the elements."""
-        return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below
+        return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below, self.periods
+
+    @cached_property
+    def periods(self) -> tuple[int | None, ...]:
+        """Return the length of the piece that repeats along each axis: [a, b, a, b] has 2; None if none repeats."""
+        parts = [part for part in (self.array, self.rest) if part is not None]
+        return tuple(_period_along(parts, axis) for axis in range(self.array.ndim))
 
     @cached_property
     def content_key(self) -> object:
@@ -150,6 +156,25 @@ class StoredConstant:
         if len(parts) == 2:
             return np.add(*parts, dtype=np.float64)
         return parts[0].astype(np.float64, copy=False)
+
+
+def _period_along(parts: Sequence[Array], axis: int) -> int | None:
+    """Return the length of the shortest piece that repeats along an axis of all arrays; None if none does."""
+    first = parts[0]
+    n = first.shape[axis]
+    line = first[tuple(slice(None) if i == axis else 0 for i in range(first.ndim))]
+    # A piece ends where the first element comes again.
+    lengths = np.flatnonzero(line[1 : n // 2 + 1] == line[0]) + 1
+    pieces = (int(length) for length in lengths[n % lengths == 0])
+    return next((length for length in pieces if all(_repeats(part, axis, length) for part in parts)), None)
+
+
+def _repeats(array: Array, axis: int, length: int) -> bool:
+    """Return True if an axis consists of equal pieces of ``length`` places."""
+    rows = np.moveaxis(array, axis, 0)
+    return all(
+        np.array_equal(rows[start : start + length], rows[:length]) for start in range(length, len(rows), length)
+    )
 
 
 def _min_and_max(array: Array) -> tuple[float, float]:
@@ -212,7 +237,7 @@ class Sampler:
         """Evaluate a constant of the file.
 
         If all elements are equal, the value is this number. Otherwise the elements are variables, with random values in
-        the field.
+        the field. A piece that repeats along an axis has its variables once.
 
         Args:
             narrow: float32 elements may stay float32, for a caller that multiplies them by float64.
@@ -240,27 +265,40 @@ class Sampler:
             size = Size.from_int(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=stored.sign, below=stored.below, size=size, nonzero=stored.nonzero)
         lengths = [self.plan.place_count(a) for a in atoms]
-        chosen = [self._sampled_places(a) for a in atoms]
+        repeats = [again for axis, n in zip(axes, stored.periods, strict=True) for again in self._repeating(axis, n)]
+        chosen = [[0] if again else self._sampled_places(a) for a, again in zip(atoms, repeats, strict=True)]
         every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
         if narrow and every and stored.rest is None:
             f = array.reshape(lengths)[None]
         else:
             f = stored.elements_at(lengths, None if every else chosen).astype(self.real, copy=False)[None]
+        varying = [a for a, again in zip(atoms, repeats, strict=True) if not again]
         a = None
         drawn = None
         if self.gf is not None:
-            drawn = (("constant", stored.content_key, tuple(atoms)), 0)
-            a = self.random_elements(drawn[0], f.shape)
+            drawn = (("constant", stored.content_key, tuple(varying)), 0)
+            counts = [len(places) for places, again in zip(chosen, repeats, strict=True) if not again]
+            a = self.random_elements(drawn[0], (1, *counts)).reshape(f.shape)
         return Value(
             axes,
             a,
             f,
             sign=stored.sign,
             below=stored.below,
-            degree=Degree.of_element(atoms),
+            degree=Degree.of_element(varying),
             nonzero=stored.nonzero,
             drawn=drawn,
         )
+
+    def _repeating(self, atoms: Sequence[Size], period: int | None) -> list[bool]:
+        """Return True for each atom of an axis along which a constant only repeats itself.
+
+        An axis of 16 places with period 8, cut into atoms of 2 and 8, does not vary along the first one.
+        """
+        if period is None or any(atom in self.plan.joins for atom in atoms):
+            return [False] * len(atoms)
+        lengths = [self.plan.place_count(atom) for atom in atoms]
+        return [math.prod(lengths[i + 1 :]) % period == 0 for i in range(len(atoms))]
 
     def make_leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         """Draw a leaf.

@@ -21,6 +21,7 @@ from ..graphs import ort_equivalence
 from ..graphs.transposed_weights import transpose_column_weights
 from ..norms.norm_table import STANDARD
 from ..ort_sessions.session import ort_error_message
+from ..recognition.anchors import VIEWS
 from ..storage.heap import trim_heap
 from ..storage.proto_traversal import iter_bodies, required_inputs
 from ..storage.shared_weights import tensor_array
@@ -35,6 +36,8 @@ _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
 _NORMS = [op for op, row in STANDARD.items() if row.has_scale]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
+# Ops that only move the elements of their first input
+_MOVES = VIEWS | {"Tile"}
 # Number of binary digits that every floating-point type can represent, bfloat16 included
 _DIGITS = 8
 # Seconds after which a run of the original model is terminated; a run of the rewritten model gets four times as many
@@ -164,11 +167,7 @@ def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
 
     Returns their values by name; empty arrays for external ones.
     """
-    readers: dict[str, set[str]] = {}
-    for body in iter_bodies(light):
-        for node in body.node:
-            for name in node.input:
-                readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
+    readers = _ops_that_read(light)
     named = {v.name for v in (*light.graph.input, *light.graph.output)}
     inputs = {}
     for tensor in list(light.graph.initializer):
@@ -184,6 +183,18 @@ def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
             light.graph.initializer.remove(tensor)
     return inputs
+
+
+def _ops_that_read(light: onnx.ModelProto) -> dict[str, set[str]]:
+    """Collect the ops that read each tensor, directly or through a Tile or a view; "" stands for the caller."""
+    readers: dict[str, set[str]] = {output.name: {""} for output in light.graph.output}
+    # Backwards, so that the readers of a moved tensor are known.
+    for node in reversed([node for body in iter_bodies(light) for node in body.node]):
+        op = f"{node.domain}{node.op_type}"
+        for i, name in enumerate(node.input):
+            moved = i == 0 and op in _MOVES
+            readers.setdefault(name, set()).update(readers.get(node.output[0], {""}) if moved else {op})
+    return readers
 
 
 def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
