@@ -236,7 +236,7 @@ class LoadingOptions:
     model_args: Mapping[str, Any] | None = option_field(
         None,
         "--model-arg",
-        "Argument to pass to the factory of --model. The value is a Python literal or text. Repeatable.",
+        "Argument for the class or function that --model names. The value is a Python literal or text. Repeatable.",
         metavar="NAME=VALUE",
         type=list[str] | None,
         read=parse_factory_arguments,
@@ -246,15 +246,16 @@ class LoadingOptions:
     imports: Sequence[str] = option_field(
         (),
         "--import",
-        "Python module to import before loading, to register operators or output classes. Repeatable.",
+        "Python module to import before the model is loaded, because it registers operators or output classes."
+        " Repeatable.",
         metavar="MODULE",
         type=list[str] | None,
     )
     inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r'Dtype, shape and values of an input. For example, "ids:int64\[n,s]{0:999}" has shape n × s and values from 0'
-        " to 998. Repeatable.",
+        r'Name, dtype, shape and value range of an input. For example, "ids:int64\[n,s]{0:999}" is the input ids of'
+        " shape n × s with values from 0 to 998. Repeatable.",
         metavar="SPEC",
         type=list[str] | None,
     )
@@ -308,8 +309,8 @@ class ConversionOptions:
     runtime: str = option_field(
         "any",
         "--runtime",
-        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. It decides in which of"
-        " several equivalent forms a norm is written.",
+        "Target runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or tensorrt-rtx. Each norm is written in the"
+        " form that is best for this runtime.",
         metavar="RUNTIME",
         type=Runtime,
     )
@@ -318,7 +319,7 @@ class ConversionOptions:
         "standard",
         "--fuse",
         "portable: use normdeploy's own ops for norms that have no standard op. Every runtime can run the bodies of"
-        " these ops. standard: use no own ops.",
+        " these ops. standard: write only ONNX's standard ops.",
         type=Fuse,
     )
 
@@ -326,7 +327,8 @@ class ConversionOptions:
     strict: bool = option_field(
         False,
         "--strict",
-        "Fail if a rewrite fails its proof. Without --strict, the rewrite is undone and its norm is listed as skipped.",
+        "Fail if a rewrite fails its proof. Without --strict, the rewrite is undone, and the norm is listed as"
+        " skipped.",
     )
     strict_proof: bool = option_field(
         False,
@@ -338,8 +340,8 @@ class ConversionOptions:
     precision: str | None = option_field(
         None,
         "--precision",
-        "Compute in half precision; out-of-range values stay float32. float16 and bfloat16 are accepted too. Default:"
-        " float32.",
+        "Compute in half precision. Values that are out of its range stay float32. The names float16 and bfloat16 are"
+        " accepted too. Default: float32.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )
@@ -359,7 +361,7 @@ class ConversionOptions:
     quantize: str | None = option_field(
         None,
         "--quantize",
-        "int8, fp8: compute linear layers and convolutions in this type. int4: store their weights in INT4. The file"
+        "int8 or fp8: compute linear layers and convolutions in this type. int4: store their weights in INT4. The file"
         " contains QuantizeLinear and DequantizeLinear nodes.",
         type=Quantize | None,
     )
@@ -373,15 +375,15 @@ class ConversionOptions:
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "With --quantize: metric that the file must reach, such as cosine:0.995. It is computed on samples that are not"
-        " used for calibration. Layers are kept in float until the file reaches the metric. Repeatable.",
+        "With --quantize: metric that the file must reach, such as cosine:0.995. The metric is computed on samples that"
+        " are not used for calibration. Layers go back to float until the file reaches the metric. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
     dynamic: bool = option_field(
         False,
         "--dynamic",
-        "With --quantize int8: onnxruntime computes the activation ranges at run time. No samples are needed.",
+        "With --quantize int8: no samples are needed, because onnxruntime computes the activation ranges at run time.",
     )
     rotate: bool = option_field(
         False,
@@ -392,8 +394,8 @@ class ConversionOptions:
     keep_float: Sequence[str] = option_field(
         (),
         "--keep-float",
-        "With --quantize: name of a layer to keep in float. It is the name of the layer's module or of its output; *"
-        " matches any characters. Repeatable.",
+        "With --quantize: layer to keep in float, by the name of its module or of its output tensor. * matches any"
+        " characters. Repeatable.",
         metavar="LAYER",
         type=list[str] | None,
     )
@@ -402,8 +404,7 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "The whole model's outputs are compared before and after the rewrites only if its weights take at most this"
-        " many bytes.",
+        "Largest size of a model's weights for which the model's outputs before and after the rewrites are compared.",
         metavar="BYTES",
         minimum=0,
     )

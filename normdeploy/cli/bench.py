@@ -29,7 +29,7 @@ def bench(
     load: LoadingOptions,
     reporting: ReportingOptions,
 ) -> None:
-    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines. All of them take turns.
+    """Benchmark a model, in eager mode and with torch.compile, against ONNX files and engines. They run in turns.
 
     Exit code 1: an output is wrong. Exit code 3: no output is wrong, but a file was not run.
 

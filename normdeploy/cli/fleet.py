@@ -52,7 +52,7 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
     A cell is one model in one variant on one target.
 
     Exit code 1: a cell is wrong or failed.
-    Exit code 3: no cell is wrong, but one was not run.
+    Exit code 3: no cell is wrong or failed, but a cell was not run.
     """
     from ..fleet import fleet_commands
 

@@ -35,7 +35,7 @@ def verify(
     """Compare the outputs of ONNX files in onnxruntime, and of engines on a GPU, with the PyTorch model.
 
     Exit code 1: an output is off by more than rounding explains.
-    Exit code 3: nothing failed, but a file was not run.
+    Exit code 3: no output is wrong, but a file was not run.
 
     Your tolerances and metrics replace the default rule; the verdict by the default rule is still shown.
 

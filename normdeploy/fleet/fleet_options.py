@@ -25,14 +25,14 @@ class FleetOptions:
         None,
         "--store",
         "Folder or URL of the store (s3://bucket/folder). Default: the store that FLEET.toml names, else"
-        " NORMDEPLOY_STORE, else the folder store next to FLEET.toml.",
+        " NORMDEPLOY_STORE, else a folder named store next to FLEET.toml.",
         metavar="PLACE",
         type=str | None,
     )
     only: Sequence[str] = option_field(
         (),
         "--only",
-        "Include only models whose name, or model/variant, matches this pattern. Repeatable.",
+        "Include only models whose MODEL or MODEL/VARIANT name matches this pattern. Repeatable.",
         metavar="PATTERN",
         type=list[str] | None,
     )
@@ -59,11 +59,13 @@ class PlacementOptions:
     on: str = option_field(
         "local",
         "--on",
-        "Where steps run. local: on this machine. Otherwise the address of a Ray cluster, such as auto or"
+        "Machines that run the steps: local for this machine, or the address of a Ray cluster, such as auto or"
         " ray://head:10001.",
         metavar="WHERE",
     )
-    jobs: int | None = option_field(None, "--jobs", "Parallel steps on this machine. Default: one per CPU.", minimum=1)
+    jobs: int | None = option_field(
+        None, "--jobs", "Number of steps to run in parallel on this machine. Default: one per CPU.", minimum=1
+    )
     only: Sequence[str] = repeat_option_field(FleetOptions, "only")
 
 
@@ -99,7 +101,7 @@ class WaitOption:
     wait: float = option_field(
         0.0,
         "--wait",
-        "With --on: how many seconds a step waits for a node that can run it.",
+        "With a Ray cluster in --on: how many seconds a step waits for a node that can run it.",
         metavar="SECONDS",
         minimum=0,
     )

@@ -29,8 +29,7 @@ _DULL = ("noop_with_empty_axes", "keepdims", "stash_type")
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
     "ends": (
-        "recognition found a root over a reduction, but no two tensors around it that could be a norm's "
-        "input and output"
+        "recognition found a square root over a reduction, but not the tensors that are the norm's input and output"
     ),
     "values": "recognition evaluated the nodes between input and output, and their values differ from those of a norm",
     "form": "recognition found a norm, but no form for the target can express it",

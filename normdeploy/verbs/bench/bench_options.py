@@ -41,15 +41,17 @@ class RaceOptions:
 
     # Options for the rounds.
     threads: int = option_field(1, "--threads", "CPU threads for torch and onnxruntime.", minimum=1)
-    rounds: int = option_field(100, "--rounds", "Number of rounds; each contestant gets one turn per round.", minimum=1)
+    rounds: int = option_field(
+        100, "--rounds", "Number of rounds. In each round, every file and runtime is timed once.", minimum=1
+    )
     seed: int = option_field(0, "--seed", "Seed of the generated inputs and of the order within each round.", minimum=0)
 
     # Options that choose the contestants.
     norm_impl: str | Sequence[str] = option_field(
         (),
         "--norm-impl",
-        "Benchmark each norm of one ONNX file by itself, in the forms listed here. Forms, separated by commas:"
-        " standard, decomposed, instance, layer, narrow, plugin; or all.",
+        "Benchmark each norm of one ONNX file by itself, in these forms, separated by commas: standard, decomposed,"
+        " instance, layer, narrow, plugin; or all.",
         metavar="FORMS",
         type=str | None,
         read=_split_commas,
@@ -57,13 +59,13 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Benchmark common norms of this kind, such as GroupNorm, in all forms. all: norms of every kind.",
+        "Benchmark common norms of this kind, such as GroupNorm, in all forms. Write all for every kind.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(
         (),
         "--against",
-        "Also benchmark files that these tools write for the same model. Tools, separated by commas: plain (torch's own"
+        "Also benchmark the files that these tools write for the same model, separated by commas: plain (torch's own"
         " export), onnxslim, onnxsim, ort-transformers.",
         metavar="NAMES",
         type=str | None,

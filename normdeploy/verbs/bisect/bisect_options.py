@@ -33,7 +33,7 @@ class FilesOptions:
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "Engine to compare too. Only the engine's outputs are compared. Repeatable.",
+        "Also compare the outputs of this engine. Its inner tensors can't be read. Repeatable.",
         type=list[Path] | None,
     )
 

@@ -53,7 +53,7 @@ class EngineOptions:
     more_profiles: Sequence[ProfileRanges] = option_field(
         (),
         "--add-profile",
-        "Additional optimization profile. Write ranges as for --profile, separated by commas. Repeatable.",
+        "Additional optimization profile: ranges as for --profile, separated by commas. Repeatable.",
         metavar="RANGE[,RANGE]",
         type=list[str] | None,
     )
@@ -69,14 +69,14 @@ class EngineOptions:
     workspace: int | str | None = option_field(
         None,
         "--workspace",
-        "Memory limit for each layer while it runs, in bytes or as 512M or 2G.",
+        "Memory limit for the work space of each layer, in bytes or as 512M or 2G.",
         metavar="SIZE",
         type=str | None,
     )
     optimization_level: int | None = option_field(
         None,
         "--optimization-level",
-        "How long the builder searches for faster kernels: from 0 (shortest) to 5 (longest).",
+        "How long the builder searches for faster kernels, from 0 (shortest) to 5 (longest).",
         metavar="N",
     )
 
@@ -84,15 +84,15 @@ class EngineOptions:
     hardware_compatibility: str | None = option_field(
         None,
         "--hardware-compat",
-        "Which GPUs can run the engine besides the one that it is built on: ampere-plus or same-compute-capability"
-        " (tensorrt only).",
+        "Other kinds of GPUs that can run the engine: ampere-plus or same-compute-capability (tensorrt only). Default:"
+        " none.",
         metavar="LEVEL",
     )
     version_compatible: bool = option_field(
         False, "--version-compatible", "Allow newer versions of the runtime to load the engine (tensorrt only)."
     )
     refit: bool = option_field(
-        False, "--refit", "Allow the engine's weights to be replaced later. The build then needs a GPU."
+        False, "--refit", "Allow the weights in the engine to be replaced later. A build with --refit needs a GPU."
     )
     weight_streaming: bool = option_field(
         False, "--weight-streaming", "Allow weights to stay in host memory while the engine runs."

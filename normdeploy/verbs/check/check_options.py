@@ -47,14 +47,14 @@ class JudgingOptions:
     baseline: PathLike | None = option_field(
         None,
         "--baseline",
-        "JSON or SARIF file of an earlier check. Findings that this file lists do not fail the check.",
+        "JSON or SARIF file of an earlier check. Findings that are in this file do not fail the check.",
         metavar="OLD",
         type=Path | None,
     )
     precision: str | None = option_field(
         None,
         "--precision",
-        "Check epsilons as if the file computed in half precision. float16 and bfloat16 are accepted too.",
+        "Check epsilons as if the file computed in half precision. The names float16 and bfloat16 are accepted too.",
         metavar="fp16|bf16",
         parse=half_precision_of,
     )

@@ -25,7 +25,7 @@ class InspectOptions:
     explain: str | None = option_field(
         None,
         "--explain",
-        "Name of a tensor, node or module. The output explains why its norm was fused or not.",
+        "Name of a tensor, node or module. The output explains why the norm there would be fused or not.",
         metavar="NAME",
     )
 

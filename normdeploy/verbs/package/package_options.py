@@ -23,15 +23,15 @@ class PackageOptions:
     source: PathLike | None = option_field(
         None,
         "--source",
-        "PyTorch model that computes the expected outputs in float64.",
+        "PyTorch model, which computes the expected outputs in float64.",
         metavar="MODEL",
         type=Path | None,
     )
     engines: Sequence[PathLike] = option_field(
         (),
         "--engine",
-        "Engine built from the ONNX file. For several TensorRT engines, add the compute capability of each engine's"
-        " GPU, such as 8.6=a.plan. Repeatable.",
+        "Engine that was built from the ONNX file. For several TensorRT engines, write the compute capability of the"
+        " GPU before each engine, such as 8.6=a.plan. Repeatable.",
         metavar="[CC=]FILE",
         type=list[str] | None,
     )
@@ -44,11 +44,13 @@ class PackageOptions:
     )
 
     # Options for serving with Triton.
-    name: str | None = option_field(None, "--name", "Name of the models in the repository. Default: the file's name.")
+    name: str | None = option_field(
+        None, "--name", "Name of the models in the Triton repository. Default: the file's name."
+    )
     max_batch: int | None = option_field(
         None,
         "--max-batch",
-        "Largest batch size for Triton; 0 turns batching off. Default: the largest batch size that export recorded.",
+        "Largest batch size for Triton. 0 turns batching off. Default: the largest batch size that export recorded.",
         minimum=0,
     )
     instances: int = option_field(

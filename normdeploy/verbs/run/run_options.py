@@ -26,19 +26,19 @@ class RunOptions:
     stated_inputs: Sequence[str] = option_field(
         (),
         "--input",
-        r"Values of an input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy. To state dtype and sizes too, write for"
-        r' example "ids:int64\[n,s]{0:999}". Repeatable.',
+        r"Values of an input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy. To state the dtype and the sizes too, write"
+        r' for example "ids:int64\[n,s]{0:999}". Repeatable.',
         metavar="SPEC",
         type=list[str] | None,
     )
     provider: str | None = option_field(
         None, "--provider", "Device for an ONNX file: cpu or cuda. Engines always run on a GPU."
     )
-    device: int = option_field(0, "--device", "GPU to run on.", minimum=0)
+    device: int = option_field(0, "--device", "Number of the GPU to run on, counted from 0.", minimum=0)
     profile_index: int | None = option_field(
         None,
         "--profile-index",
-        "Engine profile to use, counted from 0. Default: the first that fits the shapes.",
+        "Number of the engine profile to use, counted from 0. Default: the first profile that fits the shapes.",
         minimum=0,
     )
     seed: int = option_field(0, "--seed", "Seed of the generated inputs.", minimum=0)
@@ -51,8 +51,8 @@ class RunOptions:
     runtime_cache: Any = option_field(
         None,
         "--runtime-cache",
-        "What to do with the kernels that TensorRT-RTX compiles for this GPU. keep: store them next to FILE. off: do"
-        " not read stored kernels. Default: read stored kernels, and store none.",
+        "Use of stored kernels, which TensorRT-RTX compiled for this GPU. keep: read kernels, and store new ones next"
+        " to FILE. off: do not read stored kernels. Default: read stored kernels, and store none.",
         metavar="MODE",
         type=RuntimeCache | None,
         read=_keeps_runtime_cache,
@@ -60,7 +60,7 @@ class RunOptions:
     weight_budget: int | None = option_field(
         None,
         "--weight-budget",
-        "How many bytes of the weights to keep on the GPU, for an engine built with --weight-streaming.",
+        "For an engine built with --weight-streaming: how many bytes of the weights to keep on the GPU.",
         metavar="BYTES",
         minimum=0,
     )

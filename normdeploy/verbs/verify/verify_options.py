@@ -37,14 +37,14 @@ class ComparisonOptions:
     max_elements: int | None = option_field(
         None,
         "--max-elements",
-        "Most elements that a generated input may have. Default: 8 times the elements at the usual sizes.",
+        "Largest number of elements of a generated input. Default: 8 times the number at the usual sizes.",
         metavar="N",
         minimum=1,
     )
     max_seconds: float = option_field(
         60.0,
         "--max-seconds",
-        "Limit of processor time, in seconds. The verdict lists the checks that were skipped or cut short.",
+        "Limit of processor time, in seconds. The verdict lists the checks that were skipped or stopped early.",
         metavar="S",
         minimum=1,
     )
@@ -60,15 +60,15 @@ class ComparisonOptions:
     tolerance: Tolerances | None = option_field(
         None,
         "--tolerance",
-        "Rule for one output, or for all outputs without OUT=: |error| ≤ ABS + REL·|reference|. Repeatable.",
+        "Allow |error| ≤ ABS + REL·|reference| for the output OUT, or for all outputs if OUT= is omitted. Repeatable.",
         metavar="[OUT=]ABS:REL",
         type=list[str] | None,
     )
     metric: Thresholds | None = option_field(
         None,
         "--metric",
-        "Metric that decides the verdict. Write >=X after cosine, psnr, snr, top1, top5 or nearest, and <=X after"
-        " accuracy_drop. Put quotes around the value for the shell, or write NAME:X. Repeatable.",
+        "Metric that decides the verdict: cosine, psnr, snr, top1, top5 or nearest with >=X, or accuracy_drop with <=X."
+        " Put the value in quotes for the shell, or write NAME:X. Repeatable.",
         metavar="'[OUT=]NAME>=X'",
         type=list[str] | None,
     )
@@ -89,7 +89,7 @@ class ComparisonOptions:
     dataset: PathLike | None = option_field(
         None,
         "--dataset",
-        "Samples for metrics: an .npz file, a folder of them, or a Hugging Face dataset on disk.",
+        "Samples for metrics: an .npz file, a folder of .npz files, or a Hugging Face dataset on disk.",
         metavar="PATH",
         type=Path | None,
     )
@@ -99,7 +99,7 @@ class ComparisonOptions:
     map: Sequence[str] | Mapping[str, str] = option_field(
         (),
         "--map",
-        "Name of an input or output in the file (THEIRS) and its name in the model (OURS). Repeatable.",
+        "Match an input or output of the file (THEIRS) with one of the model (OURS) by their names. Repeatable.",
         metavar="THEIRS=OURS",
         type=list[str] | None,
     )
