@@ -34,6 +34,7 @@ from ..types import Progress
 from .custom_translations import Table, translation_table
 from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
+from .split_sequences import write_splits
 from .translation_faults import require_translatable
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
@@ -158,6 +159,7 @@ def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
     """Inline functions, fix nodes, and give names and metadata their final form."""
     common.InlinePass()(exported)
     apply_fixes(exported.graph)
+    write_splits(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
     # One tensor may be two outputs, so this pass runs before the outputs get their names.
     common.OutputFixPass()(exported)
