@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..errors import InputError
 from ..evidence.signing_keys import load_public_keys
-from ..storage.onnx_files import hash_file
+from ..storage.file_hash import hash_file
 from ..types import PathLike, Progress
 from ..verbs.arguments.argument_validation import take_fields_as_arguments
 from ..verbs.package.bundle_signing import require_signed
