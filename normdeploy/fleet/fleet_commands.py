@@ -261,6 +261,7 @@ def schedule_fleet(
     cells = list[CellOutcome]()
     ran = 0
     cached = 0
+    every = 0
     try:
         with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
             # Closing the driver releases its claims, even after an error.
@@ -268,6 +269,7 @@ def schedule_fleet(
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
                 cached += sum(s.cached for s in end.steps)
+                every += len(end.steps)
         if patterns and not cells:
             raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
         before = run_history.find_last_run(store, fleet.path.name)
@@ -289,6 +291,7 @@ def schedule_fleet(
             tuple(dict.fromkeys(driver.notes)),
             dry=pool is None,
             only=tuple(patterns),
+            unrun=every - ran - cached,
         )
         if pool is not None:
             hashes.save()
