@@ -71,6 +71,7 @@ class Report(TypedDict):
     command: str
     files: dict[str, str]
     sizes: dict[str, int]
+    sha256: dict[str, str]
     opset: int | None
     nodes: _Before | None
     ops: _Ops | None

@@ -19,7 +19,7 @@ from .options import QuietOption
 
 if TYPE_CHECKING:
     from ..fleet.outcomes import FleetRun
-    from ..types import Progress
+    from ..types import PathLike, Progress
 
 FleetFile = Annotated[
     Path, typer.Argument(metavar="FLEET.toml", help="File that lists the models, variants and targets.")
@@ -59,7 +59,7 @@ def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> Non
     _require_writable_reports(tables, file)
     with _show_step_progress(tables.quiet) as progress:
         done = fleet_commands.run_fleet(file, progress=progress, **as_keywords(options))
-    _report_run(done, tables)
+    _report_run(done, tables, file, options.store)
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
@@ -85,7 +85,7 @@ def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> Non
     from ..fleet import fleet_commands
 
     _require_writable_reports(tables, file)
-    _report_run(fleet_commands.fleet_status(file, **as_keywords(options)), tables)
+    _report_run(fleet_commands.fleet_status(file, **as_keywords(options)), tables, file, options.store)
 
 
 def diff(
@@ -115,7 +115,8 @@ def diff(
         if not (name and equals and version):
             raise InputError(f"--against is {text!r}; pass a library and a version, such as onnxruntime=1.32.0")
         versions[name] = version
-    _report_run(fleet_commands.preview_update(file, against=versions, **as_keywords(options)), tables)
+    done = fleet_commands.preview_update(file, against=versions, **as_keywords(options))
+    _report_run(done, tables, file, options.store)
 
 
 def show(
@@ -202,9 +203,10 @@ def _require_writable_reports(tables: TablesOptions, file: Path) -> None:
     require_writable_report(tables.markdown, None, [file, *(p for p in (tables.report, tables.html) if p is not None)])
 
 
-def _report_run(done: FleetRun, tables: TablesOptions) -> None:
+def _report_run(done: FleetRun, tables: TablesOptions, file: Path, store: PathLike | None) -> None:
     from ..fleet import fleet_tables as reports
 
+    place = None if store is None else str(store)
     if tables.report is not None:
         write_bytes(tables.report, reports.run_to_json(done).encode(errors="backslashreplace"))
     if tables.markdown is not None:
@@ -213,11 +215,12 @@ def _report_run(done: FleetRun, tables: TablesOptions) -> None:
         from ..fleet.fleet_page import render_fleet_page
         from ..fleet.step_details import log_readers
 
-        write_bytes(
-            tables.html, render_fleet_page(done, *log_readers(done.store, tables.html)).encode(errors="replace")
-        )
+        command = reports.copy_command(done, file=str(file), store=place)
+        page = render_fleet_page(done, *log_readers(done.store, tables.html), command=command)
+        write_bytes(tables.html, page.encode(errors="replace"))
     if not tables.quiet:
-        reports.show_fleet_run(make_console(), done)
+        html = None if tables.html is None else str(tables.html)
+        reports.show_fleet_run(make_console(), done, file=str(file), store=place, page=html)
     if not done:
         raise typer.Exit(1)
     require_all_run(reports.group_names_by_reason({cell.name: cell.reason for cell in done.cells_not_run}))

@@ -10,7 +10,7 @@ import typer
 import normdeploy
 
 from ..verb_options import LoadingOptions, as_keywords
-from ..verbs.package.package_options import PackageOptions
+from ..verbs.package.package_options import FoundReport, PackageOptions
 from .console import make_console, require_all_run, show_progress
 from .options import OnnxFile, QuietOption
 
@@ -23,6 +23,14 @@ def package(
     options: PackageOptions,
     load: LoadingOptions,
     shown: QuietOption,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="PLACE",
+            help="Store of export or a fleet, to find the file's report in (NORMDEPLOY_STORE).",
+        ),
+    ] = None,
 ) -> None:
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes.
 
@@ -31,8 +39,17 @@ def package(
 
     The bundle is written in both cases.
     """
+
+    def find_report(digest: str) -> FoundReport | None:
+        """Find the report of the file in the store."""
+        from ..fleet.stored_reports import find_stored_report
+
+        return find_stored_report(digest, store)
+
     with show_progress(shown.quiet) as progress:
-        made = normdeploy.package(onnx, output, progress=progress, **as_keywords(options), **load.load_keywords)
+        made = normdeploy.package(
+            onnx, output, find_report=find_report, progress=progress, **as_keywords(options), **load.load_keywords
+        )
     if not shown.quiet:
         made.show(make_console())
     if not made:

@@ -352,7 +352,7 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
     if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
         return (
             f"ONNX has no equivalent of the operator {missing[1]}{module}; write that part of the model with other "
-            "operators, or translate it to ONNX with custom_translation_table"
+            f"operators, or {_translation_advice(missing[1])}"
         )
     if target:
         where = f" (operator {target[1]}{module})"
@@ -361,9 +361,20 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
     if "SymbolicTensor" in text:
         return (
             f"torch's exporter can't write an argument that depends on a dynamic size{where}: fix that size, write "
-            "the operator with only tensors, or translate it to ONNX with custom_translation_table"
+            f"the operator with only tensors, or {_translation_advice(target[1] if target else 'acme.op')}"
         )
     return f"torch could not export the model{where}: {text}"
+
+
+def _translation_advice(operator: str) -> str:
+    """Say how to translate an operator; the command line has no option for it."""
+    namespace, _, name = operator.partition(".")
+    key = f"{namespace}::{name.partition('.')[0]}"
+    return (
+        "translate it to ONNX: in Python, normdeploy.export(model, ..., custom_translation_table={"
+        f"{key!r}: FUNCTION}}); for the command line, in an installed package with the entry point"
+        " normdeploy.translations"
+    )
 
 
 def _module_clause(program: torch.export.ExportedProgram, operator: str) -> str:

@@ -18,8 +18,9 @@ from pathlib import Path
 from onnx.external_data_helper import uses_external_data
 
 from ..errors import InputError, NormdeployError, StoreError
+from ..storage.file_hash import hash_file
 from ..storage.file_replacement import write_bytes
-from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
+from ..storage.onnx_files import iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 

@@ -262,6 +262,7 @@ def schedule_fleet(
     cells = list[CellOutcome]()
     ran = 0
     cached = 0
+    every = 0
     try:
         with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
             # When the generator is closed, it releases the driver's claims, even after an error.
@@ -269,6 +270,7 @@ def schedule_fleet(
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
                 cached += sum(s.cached for s in end.steps)
+                every += len(end.steps)
         if patterns and not cells:
             raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
         before = run_history.find_last_run(store, fleet.path.name)
@@ -290,6 +292,7 @@ def schedule_fleet(
             tuple(dict.fromkeys(driver.notes)),
             dry=pool is None,
             only=tuple(patterns),
+            unrun=every - ran - cached,
         )
         if pool is not None:
             hashes.save()

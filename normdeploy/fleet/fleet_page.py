@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..reports.page_templates import sanitize_texts, template_environment
-from .fleet_tables import cells_by_target, describe_change, summarize_counts
+from .fleet_tables import cells_by_target, copy_command, describe_change, summarize_counts
 
 if TYPE_CHECKING:
     from .outcomes import CellOutcome, FleetRun
@@ -36,12 +36,15 @@ _LINES = 40
 _LONGEST = 300
 
 
-def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
+def render_fleet_page(
+    run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None, *, command: str | None = None
+) -> str:
     """Render the page of a run.
 
     Args:
         log: function that returns the text of a log by its SHA-256.
         href: function that returns the link to a log by its SHA-256; None if a browser can't open the store.
+        command: command that copies the files of a cell; None uses `normdeploy.fleet.fleet_tables.copy_command`.
 
     Returns:
         the page's HTML.
@@ -54,6 +57,7 @@ def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[
     shown = {
         "run": {"id": run.id, "file": run.file, "store": run.store, "started": run.started, "notes": run.notes[:50]},
         "summary": summarize_counts(run),
+        "command": copy_command(run) if command is None else command,
         "counts": [(count, status, _TONES[status], _SAID[status]) for status, count in run.count_by_status().items()],
         "targets": targets,
         "rows": [

@@ -36,9 +36,9 @@ _FILES = 12
 def run_to_json(run: FleetRun) -> str:
     """Write a run as JSON.
 
-    The keys are schema, ok, id, file, store, started, seconds, ran and cached (steps), counts (status → cells), cells
-    and notes. Each cell has model, variant, target, status, reason, step, seconds, bytes, measures, change (since the
-    previous run) and logs.
+    The keys are schema, ok, id, file, store, started, seconds, ran, cached and unrun (steps), counts (status → cells),
+    cells and notes. Each cell has model, variant, target, status, reason, step, seconds, bytes, measures, change (since
+    the previous run) and logs.
 
     Returns:
         the text.
@@ -54,6 +54,7 @@ def run_to_json(run: FleetRun) -> str:
     told = {
         **{"schema": SCHEMA, "ok": bool(run), "id": run.id, "file": run.file, "store": run.store},
         **{"started": run.started, "seconds": round(run.seconds, 3), "ran": run.ran, "cached": run.cached},
+        "unrun": run.unrun,
         **{"counts": run.count_by_status(), "cells": cells, "notes": list(run.notes)},
     }
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
@@ -98,8 +99,16 @@ def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
     return ", ".join(told)
 
 
-def show_fleet_run(console: Console, run: FleetRun) -> None:
-    """Print the table of a run, and the reasons of cells that are not verified."""
+def show_fleet_run(
+    console: Console, run: FleetRun, *, file: str | None = None, store: str | None = None, page: str | None = None
+) -> None:
+    """Print the table of a run, the reasons of cells that are not verified, and where the results are.
+
+    Args:
+        file: path of fleet.toml as the user typed it; None takes its name.
+        store: store as the user typed it; None if the user gave none.
+        page: path of the page; None if none was written.
+    """
     targets, rows = cells_by_target(run)
     shown = WordTable([Column(escape_line(name)) for name in ("model", "variant", *targets)], padding=(0, 3))
     for model, variant, cells in rows:
@@ -115,6 +124,26 @@ def show_fleet_run(console: Console, run: FleetRun) -> None:
         _print_line(console, f"note: {note}")
     console.print()
     _print_line(console, summarize_counts(run))
+    _print_line(console, f"store of the results: {run.store}", soft_wrap=True)
+    if command := copy_command(run, file=file, store=store):
+        _print_line(console, f"a cell's files as a folder: {command}", soft_wrap=True)
+    _print_line(console, f"page: {'--html FILE.html writes one' if page is None else page}", soft_wrap=True)
+
+
+def copy_command(run: FleetRun, *, file: str | None = None, store: str | None = None) -> str:
+    """Write the command that copies the files of a cell out of the store.
+
+    Args:
+        file, store: see `show_fleet_run`.
+
+    Returns:
+        a command line for the first cell with files, else with logs; "" if no cell has any.
+    """
+    cell = next((c for c in run.cells if c.files), None) or next((c for c in run.cells if c.logs), None)
+    if cell is None:
+        return ""
+    place = [] if store is None else ["--store", store]
+    return shlex.join(["normdeploy", "fleet", "show", file or run.file, cell.name, *place, "-o", "FOLDER"])
 
 
 def _escaped_text(text: str, style: str = "") -> Text:
@@ -141,9 +170,13 @@ def summarize_counts(run: FleetRun) -> str:
         one line.
     """
     counts = ", ".join(f"{count} {status}" for status, count in run.count_by_status().items())
-    steps = f"{run.ran} of {_pluralize(run.ran + run.cached, 'step')} run, {run.cached} from the store"
+    every = _pluralize(run.step_count, "step")
     if run.dry:
-        steps = f"{_pluralize(run.cached, 'step')} in the store"
+        steps = f"{run.cached} of {every} in the store"
+    else:
+        steps = f"{run.ran} of {every} run, {run.cached} from the store"
+        if run.unrun:
+            steps += f", {run.unrun} not run"
     return f"{_pluralize(len(run.cells), 'cell')}: {counts}; {steps}; {run.seconds:.1f} s"
 
 
@@ -191,6 +224,8 @@ def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
             _escaped_text(end.reason),
         )
     console.print(shown)
+    counts = Counter(words[end.outcome] for end in ends)
+    console.print(f"{_pluralize(len(ends), 'bundle')}: {', '.join(f'{n} {word}' for word, n in counts.items())}")
 
 
 def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:

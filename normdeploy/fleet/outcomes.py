@@ -192,6 +192,7 @@ class FleetRun(Renderable):
         trend: summaries of the last runs, oldest first.
         dry: True for a dry run, in which nothing was run or written.
         only: patterns that selected the models of this run; () if all models were selected.
+        unrun: number of steps that neither ran nor were in the store.
     """
 
     id: str
@@ -208,6 +209,7 @@ class FleetRun(Renderable):
     notes: tuple[str, ...] = ()
     dry: bool = False
     only: tuple[str, ...] = ()
+    unrun: int = 0
 
     def summarize(self) -> str:
         """Return the main facts in one line."""
@@ -226,6 +228,11 @@ class FleetRun(Renderable):
             cells that were not built, and cells that were built but not run.
         """
         return tuple(c for c in self.cells if c.status == "not run" or (c.status == "built" and c.reason))
+
+    @property
+    def step_count(self) -> int:
+        """Return the number of all steps, which the progress bar counts."""
+        return self.ran + self.cached + self.unrun
 
     def count_by_status(self) -> dict[str, int]:
         """Count the cells by status.

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..errors import InputError
 from ..evidence.signing_keys import load_public_keys
-from ..storage.onnx_files import hash_file
+from ..storage.file_hash import hash_file
 from ..types import PathLike, Progress
 from ..verbs.arguments.argument_validation import take_fields_as_arguments
 from ..verbs.package.bundle_signing import require_signed
@@ -106,18 +106,18 @@ def publish_bundles(call: PublishCall) -> PublishResult:
         total = sum(len(job.targets) for job in chosen(fleet.iter_jobs(), call.only))
     for end in driver.run(chosen(fleet.iter_jobs(), call.only)):
         for cell in end.cell_outcomes():
-            if call.progress is not None:
-                call.progress(cell.name, len(items), total)
             outputs = _bundle_outputs(end, cell)
             if reason := _publish_refusal(cell, outputs, built=call.built):
                 items.append(PublishedCell(cell.name, "refused", reason=reason))
-                continue
-            with tempfile.TemporaryDirectory(prefix="publish.") as folder:
-                bundle = _copy_bundle(opened, outputs, Path(folder) / "bundle", cell)
-                if keys:
-                    require_signed(bundle.folder, keys)
-                where, new = destination.push_bundle(bundle)
-            items.append(PublishedCell(cell.name, "published" if new else "there", where))
+            else:
+                with tempfile.TemporaryDirectory(prefix="publish.") as folder:
+                    bundle = _copy_bundle(opened, outputs, Path(folder) / "bundle", cell)
+                    if keys:
+                        require_signed(bundle.folder, keys)
+                    where, new = destination.push_bundle(bundle)
+                items.append(PublishedCell(cell.name, "published" if new else "there", where))
+            if call.progress is not None:
+                call.progress(cell.name, len(items), total)
     if call.only and not items:
         raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, call.only))}")
     return PublishResult(call.to, tuple(items), tuple(dict.fromkeys(driver.notes)))

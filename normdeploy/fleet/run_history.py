@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import StoreError
-from ..storage.onnx_files import hash_file
+from ..storage.file_hash import hash_file
 from .outcomes import CellOutcome, FleetRun, JobEnd
 from .step_store import StepStore
 

@@ -109,7 +109,8 @@ class Scheduler:
     )
     progress: Progress | None = None
     total: int = 0
-    _done: int = 0
+    # Names of ended steps; a step that runs again, because its outputs were damaged, counts once.
+    _ended: set[str] = field(default_factory=set)
     # Number of steps whose claims are being requested.
     _claiming: int = 0
     _futures: dict[Future[StepRecord], _SubmittedStep] = field(default_factory=dict)
@@ -348,9 +349,9 @@ class Scheduler:
     def _record_end(self, run: JobState, end: StepEnd) -> None:
         run.ends[end.step] = end
         run.waiting.pop(end.step, None)
-        self._done += 1
+        self._ended.add(end.step)
         if self.progress is not None:
-            self.progress(end.step, self._done, max(self.total, self._done))
+            self.progress(end.step, len(self._ended), self.total)
 
 
 def count_steps(jobs: Iterable[FleetJob]) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NEITHER, NOT_RUN, InputError, NormdeployError, StoreError
+from ..storage.file_hash import hash_file
 from ..storage.file_replacement import lock_handle
-from ..storage.onnx_files import hash_file
 from ..verbs.package.bundle_signing import sign_bundle
 from .bundle_provenance import bundle_origin
 from .fork_client import CallEnd, ForkClient

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ..errors import StoreError
 from ..evidence.signed_envelope import unverified_payload
-from ..storage.onnx_files import hash_file
+from ..storage.file_hash import hash_file
 from .store_backends import StoreBackend
 
 RECORD = "normdeploy/step/1"

@@ -22,6 +22,7 @@ from ..errors import InputError, LoadError, TrustError
 from ..model import LoadedModel
 from .example_call import require_fitting_inputs
 from .file_kinds import FileKind, detect_kind, hash_model_files
+from .foreign_folders import MERGE_FIRST, is_adapter
 from .hub import resolve_model_path
 from .huggingface_folder import PreparedFolder, load_folder_model, prepare_folder, require_complete_weights
 from .huggingface_tasks import PARTS
@@ -322,6 +323,8 @@ def _model_from_weights(
         if make is None:
             return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
         weights = weights.state_dict()
+    if make is None and is_adapter(weights.parameters if isinstance(weights, ScriptWeights) else weights):
+        raise LoadError(f"{path} contains the weights of a LoRA adapter alone: {MERGE_FIRST}")
     if make is None:
         state = weights.parameters if isinstance(weights, ScriptWeights) else weights
         raise LoadError(

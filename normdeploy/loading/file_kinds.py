@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
 from ..errors import LFS_POINTER, LoadError
+from .foreign_folders import describe_foreign_folder
 
 # The pickle of torch.serialization.MAGIC_NUMBER, protocol 2.
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
@@ -54,6 +55,8 @@ def detect_kind(path: Path) -> FileKind:
         LoadError: the path does not exist, or the file is broken, truncated or of an unsupported kind.
     """
     if path.is_dir():
+        if foreign := describe_foreign_folder(path):
+            raise LoadError(foreign)
         if (path / "config.json").is_file():
             return FileKind.HUGGINGFACE
         raise LoadError(_describe_plain_folder(path))

@@ -7,6 +7,7 @@ torch's weights_only reader allows only a fixed list of globals, which is enough
 
 from __future__ import annotations
 
+import argparse
 import io
 import pickle
 import pickletools
@@ -14,12 +15,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import torch
 
 from ..errors import LoadError, TrustError
 from .file_kinds import FileKind, archive_root, open_torch_archive, read_entry
+from .pickle_entries import find_foreign_entries
 
 # Number of pickles in a file of the legacy format: magic number, version, system, object, storage keys.
 _PICKLES = 5
@@ -29,10 +32,15 @@ _LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<modul
 # Matches the globals of an ordinary state_dict. The message of a refusal omits these names, so that it shows only the
 # unusual names.
 _ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
+# Containers of training options. They hold attributes and run no code of their own when they are unpickled.
+_PLAIN_DATA = (argparse.Namespace, SimpleNamespace)
+_PLAIN_NAMES = frozenset(f"{cls.__module__}.{cls.__qualname__}" for cls in _PLAIN_DATA)
 
 
 def unpickle_data(path: Path, kind: FileKind) -> Any:
-    """Read a torch.save file as data: CPU tensors in dicts and lists. Nothing is imported or called.
+    """Read a torch.save file as data: CPU tensors in dicts and lists, and training options in a namespace.
+
+    Nothing is imported or called.
 
     Returns:
         The saved object.
@@ -42,7 +50,8 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
         LoadError: the file is broken, or needs classes of the script that saved it.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([*_PLAIN_DATA]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = _find_file_globals(path, kind)
         # If no foreign global is found, the pickle itself is broken.
@@ -55,15 +64,31 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             # Trust would not help, because the class can't be found.
             raise LoadError(_describe_script_globals(path, lost)) from error
         raise TrustError(
-            f"{path} is not loaded: it is a pickle that contains more than tensors, and unpickling would import and "
-            f"may call {join_names(named)}. If you trust its author, pass --trust; a file with only weights "
-            "(torch.save(model.state_dict(), ...), with --model) or a program (torch.export.save) is safer"
+            f"{path} is not loaded: it is a pickle that contains more than tensors{_describe_entries(path, kind)}, and"
+            f" unpickling would import and may call {join_names(named)}. If you trust its author, pass --trust; a file"
+            " with only weights (torch.save(model.state_dict(), ...), with --model) or a program (torch.export.save)"
+            " is safer"
         ) from error
     except Exception as error:
         # torch's errors for a broken file have no common base class: RuntimeError, EOFError, ValueError, and others.
         raise LoadError(
             f"{path} can't be read: {first_line(error)}; it is truncated or broken: copy or save it again"
         ) from error
+
+
+def _describe_entries(path: Path, kind: FileKind) -> str:
+    """Name the entries of a checkpoint that hold more than tensors; "" if they are unknown."""
+    if kind is FileKind.LEGACY_PICKLE:
+        return ""
+    entries = find_foreign_entries(_read_main_pickle(path), lambda name: not _is_data(name))
+    if not entries:
+        return ""
+    return f" in its {'entry' if len(entries) == 1 else 'entries'} {join_names([repr(e) for e in entries], 3)}"
+
+
+def _is_data(name: str) -> bool:
+    """Return True for a global that tensors need, or that holds training options."""
+    return _ORDINARY.fullmatch(name) is not None or name in _PLAIN_NAMES
 
 
 def _describe_script_globals(path: Path, names: Sequence[str]) -> str:
@@ -106,11 +131,16 @@ def unpickle_fully(path: Path) -> Any:
 
 
 def _find_file_globals(path: Path, kind: FileKind) -> list[str]:
+    """Find the names that unpickling would import beyond those that ``unpickle_data`` allows."""
     if kind is FileKind.LEGACY_PICKLE:
         with path.open("rb") as stream:
-            return find_foreign_globals(stream)
+            return [name for name in find_pickle_globals(stream) if not _is_data(name)]
+    return [name for name in find_pickle_globals(io.BytesIO(_read_main_pickle(path))) if not _is_data(name)]
+
+
+def _read_main_pickle(path: Path) -> bytes:
     with open_torch_archive(path) as archive:
-        return find_foreign_globals(io.BytesIO(read_entry(archive, f"{archive_root(archive)}/data.pkl", path)))
+        return read_entry(archive, f"{archive_root(archive)}/data.pkl", path)
 
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:

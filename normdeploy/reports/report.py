@@ -10,6 +10,8 @@ Numbers that are not finite are the strings "nan", "inf" and "-inf". Unknown or 
     verb           "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
     command        command line, quoted for a POSIX shell; "" from Python
     files          path of each file as passed, by role: "source", "output", "model", "onnx", "engine", "inputs", ...
+    sha256         "output" -> SHA-256 of the file that the verb wrote, by which `package` finds its report; empty if the
+                   verb wrote no single file
     sizes          bytes of each file with its external weights, by role; only for paths that are files
     opset          opset of the ONNX file
     nodes          {"before", "after"}: number of nodes
@@ -190,6 +192,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..environment import describe_environment, source_date_epoch
+from ..storage.file_hash import hash_file
 from ..storage.file_replacement import matching_siblings
 from ..version import __version__
 
@@ -236,6 +239,7 @@ class Report:
             "command": self.command,
             "files": self.files,
             "sizes": {role: size for role, path in self.files.items() if (size := _file_size(path))},
+            "sha256": _output_hash(self.files),
             "opset": summary.opset if summary else None,
             "nodes": {"before": summary.nodes_before, "after": summary.nodes_after} if summary else None,
             "ops": {"before": summary.ops_before, "after": summary.ops_after} if summary else None,
@@ -278,6 +282,13 @@ def _file_size(path: str) -> int:
     else:
         weights = ()
     return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
+
+
+def _output_hash(files: Mapping[str, str]) -> dict[str, str]:
+    output = files.get("output", "")
+    if Path(output).is_file():
+        return {"output": hash_file(output)}
+    return {}
 
 
 def to_plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ..recognition.norm_candidates import candidate_at, candidate_readings
 from ..recognition.norm_facts import Norm, RootCandidate
 from ..recognition.norm_fit import Clarity, RejectedReading
 from ..recognition.numerators import explain_numerator
+from ..recognition.zero_epsilon import zero_epsilon_notes
 from .certification import Failure, ResultPair, unproved_finding
 from .proposals import NodeReplacement, Proposal, ProposeResult, RewriteTarget
 from .rewrite_ledger import RewriteOptions
@@ -99,7 +100,7 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
     graph = search.graph
     wanted = search.target.wanted
     finding = _norm_finding(search, norm, "fused", form)
-    finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
+    finding = replace(finding, proved=("identity",), notes=(*finding.notes, *norm.notes))
 
     def retry_without_guesses() -> ProposeResult:
         """Read the candidate again without the guessed values."""
@@ -198,7 +199,7 @@ def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
     return replace(
         then,
         spelling=then.spelling.replace(form.op, first.spelling),
-        notes=(*first.notes, *then.notes),
+        notes=tuple(dict.fromkeys((*first.notes, *then.notes))),
         certificate=combine_certificates(first.certificate, then.certificate),
     )
 
@@ -291,7 +292,7 @@ def _norm_finding(
         axes=norm.axes,
         epsilon=norm.epsilon,
         dtype=norm.dtype.name,
-        notes=form.notes if form is not None else (),
+        notes=(*(form.notes if form is not None else ()), *zero_epsilon_notes(graph, norm)),
     )
     if search.target.wanted.census:
         return replace(finding, **norm_attributes.attributes_of_norm(graph, norm))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,6 @@ from .weight_serialization import detach_weights, tensor_nbytes, write_inline, w
 from .wellformedness import require_termination, require_wellformed
 
 __all__ = [
-    "hash_file",
     "iter_tensors",
     "load_onnx",
     "normalize_model",
@@ -53,16 +51,6 @@ _SMALL = 2**12
 _SHARED = 64 << 20
 # Domain that ONNX's checker does not know, so that the checker skips nodes of this domain.
 _APART = "normdeploy.contrib"
-
-
-def hash_file(path: PathLike) -> str:
-    """Compute the SHA-256 of a file.
-
-    Returns:
-        the digest in hexadecimal.
-    """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False) -> None:

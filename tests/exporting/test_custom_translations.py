@@ -56,8 +56,11 @@ def test_a_table_from_python(key: Any) -> None:
 
 
 def test_without_it_the_error_says_what_to_do() -> None:
-    with pytest.raises(ExportError, match=r"normdeploy_tests.center.* custom_translation_table"):
+    with pytest.raises(ExportError, match=r"normdeploy_tests\.center") as caught:
         normdeploy.export(Net().eval(), X)
+    said = str(caught.value)
+    assert "normdeploy.export(model, ..., custom_translation_table={'normdeploy_tests::center': FUNCTION})" in said
+    assert "for the command line, in an installed package with the entry point normdeploy.translations" in said
 
 
 def right_for_one_row_in_onnx(x: Any) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import io
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from normdeploy.fleet import fleet_tables
+from normdeploy.cli.app import app
+from normdeploy.fleet import fleet_commands, fleet_tables
 from normdeploy.fleet.outcomes import CellOutcome, FleetRun, StepEnd
 from normdeploy.fleet.publishing import PublishedCell, PublishResult
 
@@ -42,6 +47,46 @@ def require_unforged(text: str) -> None:
 
 def test_show_forged_names_make_no_line(run: FleetRun) -> None:
     require_unforged(printed(fleet_tables.show_fleet_run, run))
+
+
+@pytest.fixture
+def made_run() -> FleetRun:
+    cells = (
+        CellOutcome("bad", "fp32", "cpu", "failed", reason="it broke", logs=(("bad/fp32/export", "cd" * 32),)),
+        CellOutcome("net", "fp32", "cpu", "verified", files=(("model.onnx", "ab" * 32),)),
+    )
+    return FleetRun("1", "fleet.toml", "/there/store", cells, 1, 0, 1.0, "now")
+
+
+def test_show_fleet_run_ends_with_the_places_of_the_results(made_run: FleetRun) -> None:
+    assert printed(fleet_tables.show_fleet_run, made_run).splitlines()[-3:] == [
+        "store of the results: /there/store",
+        "a cell's files as a folder: normdeploy fleet show fleet.toml net/fp32/cpu -o FOLDER",
+        "page: --html FILE.html writes one",
+    ]
+
+
+def test_copy_command_without_any_file_is_empty(made_run: FleetRun) -> None:
+    assert "bad/fp32/cpu" in fleet_tables.copy_command(replace(made_run, cells=made_run.cells[:1]))
+    assert fleet_tables.copy_command(replace(made_run, cells=())) == ""
+
+
+@pytest.mark.parametrize("verb", ["run", "status", "diff"])
+def test_verbs_name_the_places_as_the_user_typed_them(
+    made_run: FleetRun, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = {"run": "run_fleet", "status": "fleet_status", "diff": "preview_update"}
+    monkeypatch.setattr(fleet_commands, functions[verb], lambda *_, **__: replace(made_run, cells=made_run.cells[1:]))
+    page = tmp_path / "fleet.html"
+    arguments = ["fleet", verb, "some where/fleet.toml", "--store", "s3://b/x", "--html", str(page)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    command = "normdeploy fleet show 'some where/fleet.toml' net/fp32/cpu --store s3://b/x -o FOLDER"
+    assert f"a cell's files as a folder: {command}\n" in done.stdout
+    assert done.stdout.endswith(f"page: {page}\n")
+    text = html.unescape(page.read_text())
+    assert "<code>/there/store</code>" in text
+    assert f"<code>{command}</code>" in text
 
 
 def test_show_rechecks_forged_names_make_no_line() -> None:

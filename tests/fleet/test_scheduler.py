@@ -16,6 +16,7 @@ import pytest
 from normdeploy.errors import InputError
 from normdeploy.fleet import fleet_commands
 from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.fleet.fleet_tables import summarize_counts
 from normdeploy.fleet.run_history import RunWriter
 from normdeploy.fleet.step_details import find_steps
 from normdeploy.fleet.step_store import StepStore
@@ -36,6 +37,21 @@ def test_a_second_run_runs_nothing(tmp_path: Path) -> None:
     second = run_toys(file)
     assert (second.ran, second.cached) == (0, 2 * STEPS)
     assert manifest(store_of(file)) == before
+
+
+def test_closing_line_counts_the_steps_that_the_bar_counts(tmp_path: Path) -> None:
+    """Steps that no machine can run, and steps that are blocked, end too."""
+    file = toy_fleet(tmp_path, good="one", fails="fails")
+    shown: list[tuple[int, int]] = []
+    run = run_toys(file, progress=lambda step, done, total: shown.append((done, total)))
+    # The target ada has a verify and a bench step that need its GPU.
+    every = 2 * (STEPS + 2 * 2)
+    assert shown[-1] == (every, every)
+    assert [done for done, _ in shown] == list(range(1, every + 1))
+    assert run.unrun == every - run.ran > 0
+    assert f"; {run.ran} of {every} steps run, 0 from the store, {run.unrun} not run; " in summarize_counts(run)
+    status = fleet_commands.fleet_status(file)
+    assert f" of {every} steps in the store; " in summarize_counts(status)
 
 
 def test_of_a_model_that_changed_exactly_its_steps_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from normdeploy.fleet.local_pool import LocalPool
 from normdeploy.fleet.outcomes import CellOutcome, FleetRun
 from normdeploy.fleet.run_history import list_runs
 from normdeploy.fleet.step_store import StepStore
+from normdeploy.types import Progress
 
 FLEET = """
 [defaults]
@@ -49,13 +50,20 @@ def toy_fleet(folder: Path, text: str = FLEET, **models: str) -> Path:
     return folder / "fleet.toml"
 
 
-def run_toys(file: Path, *, only: Sequence[str] = (), jobs: int = 2, store: StepStore | None = None) -> FleetRun:
+def run_toys(
+    file: Path,
+    *,
+    only: Sequence[str] = (),
+    jobs: int = 2,
+    store: StepStore | None = None,
+    progress: Progress | None = None,
+) -> FleetRun:
     """Run it with the stand-in for the command line."""
     told = read_fleet(file)
     opened = store or fleet_commands.open_fleet_store(told, None)
     pool = LocalPool(opened, jobs, ForkClient("tests.fleet.toy", ()))
     try:
-        return fleet_commands.schedule_fleet(told, opened, pool, only)
+        return fleet_commands.schedule_fleet(told, opened, pool, only, progress=progress)
     finally:
         pool.close()
 

@@ -5,6 +5,8 @@ Every attack is shown to be live: torch itself, given the same file, plants the 
 
 from __future__ import annotations
 
+import argparse
+import fractions
 import json
 import pickle
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from normdeploy.loading.file_kinds import FileKind, detect_kind
 from normdeploy.loading.operator_allowlist import OF_TORCH
 from normdeploy.loading.program_file import explain_load_failure
 from normdeploy.loading.shape_expressions import DisallowedExpression, SizeGuard, require_allowed_expression
+from normdeploy.loading.torch_pickles import unpickle_data
 from tests.crafted import CONSTANTS, PROGRAM, WEIGHTS, Bomb, Samples, edited, json_edit, saved
 
 
@@ -358,6 +362,39 @@ def test_whole_module_needs_trust(tmp_path: Path, sentinel: Path, legacy: bool) 
     torch.testing.assert_close(
         model.program.module()(torch.tensor([[-1.0, 2.0, 0.0, 3.0]] * 2)), torch.tensor([[0.0, 2.0, 0.0, 3.0]] * 2)
     )
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("container", [argparse.Namespace, SimpleNamespace])
+def test_training_options_beside_the_weights_are_data(tmp_path: Path, container: type, legacy: bool) -> None:
+    options = container(lr=1e-3, layers=[1, 2], nested=container(name="net"))
+    checkpoint = {"args": options, "model": nn.Linear(2, 2).state_dict()}
+    torch.save(checkpoint, tmp_path / "c.pt", _use_new_zipfile_serialization=not legacy)
+    kind = FileKind.LEGACY_PICKLE if legacy else FileKind.PICKLE
+    assert unpickle_data(tmp_path / "c.pt", kind)["args"].nested.name == "net"
+    with pytest.raises(LoadError, match="contains only weights"):
+        load(tmp_path / "c.pt")
+
+
+def test_refusal_names_the_entries_with_other_objects(tmp_path: Path, sentinel: Path) -> None:
+    checkpoint = {
+        "args": argparse.Namespace(lr=1e-3),
+        "scaler": [{"state": Bomb(f"touch {sentinel}")}],
+        "model": nn.Linear(2, 2).state_dict(),
+        "extra": fractions.Fraction(1, 2),
+    }
+    torch.save(checkpoint, tmp_path / "c.pt")
+    with pytest.raises(TrustError, match="more than tensors in its entries 'scaler', 'extra', and unpickling would"):
+        load(tmp_path / "c.pt")
+    assert not sentinel.exists()
+
+
+def test_namespace_does_not_let_other_objects_through(tmp_path: Path, sentinel: Path) -> None:
+    checkpoint = {"args": argparse.Namespace(hook=Bomb(f"touch {sentinel}")), "model": nn.Linear(2, 2).state_dict()}
+    torch.save(checkpoint, tmp_path / "c.pt")
+    with pytest.raises(TrustError, match="more than tensors in its entry 'args', and unpickling would"):
+        load(tmp_path / "c.pt")
+    assert not sentinel.exists()
 
 
 def test_class_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

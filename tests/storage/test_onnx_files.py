@@ -21,7 +21,8 @@ from normdeploy.errors import GraphError, NormdeployError
 from normdeploy.storage import file_replacement as storage_atomic
 from normdeploy.storage import folder_replacement as storage_folder
 from normdeploy.storage import onnx_files
-from normdeploy.storage.onnx_files import hash_file, load_onnx, replace_atomically, save_onnx, write_bytes
+from normdeploy.storage.file_hash import hash_file
+from normdeploy.storage.onnx_files import load_onnx, replace_atomically, save_onnx, write_bytes
 from normdeploy.storage.weight_serialization import detach_weights
 
 

@@ -19,7 +19,7 @@ from ...errors import EvidenceError
 from ...evidence import signed_envelope, slsa_provenance
 from ...evidence.sbom import SbomSubject, make_sbom
 from ...evidence.signing_keys import Signer
-from ...storage.onnx_files import hash_file
+from ...storage.file_hash import hash_file
 from ...types import PathLike
 from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 

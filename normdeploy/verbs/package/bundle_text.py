@@ -17,6 +17,7 @@ from .model_files import PackagedEngine
 
 if TYPE_CHECKING:
     from ..verify.comparison_result import Comparison
+    from .certificate_search import Certificates
     from .package_options import PackageCall
     from .triton_config import ServingOptions
 
@@ -107,14 +108,13 @@ def bundle_notes(
     judgement: Comparison,
     *,
     optimize: bool,
-    certificates: int | None,
+    certificates: Certificates,
 ) -> list[str]:
     """Collect the notes of a bundle for the user.
 
     Args:
         before: notes of earlier steps; they come first in the result.
         optimize: True if Triton runs the ONNX file with onnxruntime's optimizer.
-        certificates: number of certificates; None if no report was given.
 
     Returns:
         Notes of one or two sentences each.
@@ -131,13 +131,19 @@ def bundle_notes(
         lines.append(
             "onnxruntime's optimizer breaks this file, so the configuration turns it off (optimization.graph.level 2)"
         )
-    if certificates == 0:
-        lines.append("the report has no certificates: nothing was rewritten")
-    elif certificates is None:
-        lines.append(
-            "no certificates: to add them, pass the report of export or optimize (--report) with --report-from"
+    return [*lines, _describe_certificates(certificates), *judgement.notes]
+
+
+def _describe_certificates(certificates: Certificates) -> str:
+    if certificates.report is None:
+        return (
+            f"no certificates: no report beside the file records its SHA-256 ({certificates.digest[:16]}…); write one"
+            " with export or optimize (--report), and leave it beside the file or pass it with --report-from"
         )
-    return [*lines, *judgement.notes]
+    if not certificates.norms:
+        return f"no certificates: nothing was rewritten, says {certificates.report.origin}"
+    count = len(certificates.norms)
+    return f"{count} {'certificate' if count == 1 else 'certificates'} from {certificates.report.origin}"
 
 
 def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:

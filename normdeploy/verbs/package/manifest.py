@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...environment import describe_environment, source_date_epoch
 from ...reports.report import to_plain
+from ...storage.file_hash import hash_file
 from ...storage.npz_files import write_npz
-from ...storage.onnx_files import hash_file
 from ...types import Progress
 from ...version import __version__
 from .evidence_bundle import SCHEMA, scan_folder

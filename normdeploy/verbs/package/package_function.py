@@ -34,14 +34,16 @@ from ...evidence.slsa_provenance import ProvenanceRecord
 from ...findings.rendering import Renderable
 from ...reports.report import Report
 from ...reports.report_page import render_page
+from ...storage.file_hash import hash_file
 from ...storage.folder_replacement import replace_folder_atomically
-from ...storage.onnx_files import hash_file, load_onnx
+from ...storage.onnx_files import load_onnx
 from ...types import Arrays
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..inspect.norm_census import take_census
 from . import bundle_text as words
 from . import evidence_bundle, manifest, triton_config
 from .bundle_signing import sign_bundle
+from .certificate_search import Certificates, find_certificates
 from .model_files import PackagedEngine, copy_engines, copy_onnx, parse_engines
 from .package_job import (
     PackageJob,
@@ -50,7 +52,6 @@ from .package_job import (
     make_job,
     make_samples,
     make_serving,
-    read_certificates,
     require_loadable,
     require_serving,
 )
@@ -125,10 +126,13 @@ def package(call: PackageCall) -> Package:
             batching off.
         instances: number of instances of each model (on each GPU).
         provider: provider that Triton runs the ONNX file on: "cpu" or "cuda".
-        report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
+        report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates; None takes a report
+            beside the file that records the file's SHA-256.
         replace: an older bundle at ``output`` may be replaced.
         sign: PEM file of a private key. The bundle then also gets a bill of materials and a signed statement of its
             sources (docs/reference/evidence.md).
+        find_report: function that finds the report for a file's SHA-256. It is called if no report next to the file
+            records this hash.
         progress: called with (stage, done, total).
         model, model_args, key, trust, ...: loading options for ``source``, as for ``export``. Options that are not
             given come from the export record of the ONNX file, as for ``verify``.
@@ -151,7 +155,7 @@ def package(call: PackageCall) -> Package:
     target = check_target(call)
     job = make_job(call)
     brought = parse_engines(call.engines)
-    certificates = read_certificates(call.report_from, job.proto)
+    certificates = find_certificates(call, job.path, job.proto)
     samples, batch, why = make_samples(job, call)
     commands = words.reproduction_commands(call, job.proto)
     with replace_folder_atomically(target) as folder:
@@ -176,11 +180,11 @@ def package(call: PackageCall) -> Package:
             placed,
             judgement,
             optimize=optimize,
-            certificates=None if call.report_from is None else len(certificates),
+            certificates=certificates,
         )
         summary = take_census(load_onnx(onnx_file), progress=call.progress)
         manifest.write_samples(folder, samples, manifest.npz_keys([*job.inputs, *job.outputs]))
-        for index, certificate in enumerate(certificates):
+        for index, certificate in enumerate(certificates.norms):
             manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
         seconds = time.perf_counter() - start
         files = {"source": job.path.name, "output": target.name}
@@ -201,7 +205,7 @@ def package(call: PackageCall) -> Package:
         (folder / "README.md").write_text(readme, encoding="utf-8")
         content = manifest.manifest_head() | {
             "name": job.name,
-            "source": {"file": job.path.name, "sha256": hash_file(job.path)},
+            "source": {"file": job.path.name, "sha256": certificates.digest},
             "model": job.model,
             "onnx": onnx_file.relative_to(folder).as_posix(),
             "configs": configs,
@@ -212,19 +216,24 @@ def package(call: PackageCall) -> Package:
         }
         manifest.write_json(folder / evidence_bundle.MANIFEST, content)
         if signer is not None:
-            sign_bundle(folder, signer, _bundle_origin(content, call, brought, started))
+            sign_bundle(folder, signer, _bundle_origin(content, call, brought, certificates, started))
     sizes = [told["bytes"] for told in content["files"].values()]
     count = len(sizes) + (1 if signer is None else len(evidence_bundle.BESIDE))
     return Package(target, models, serving, judgement, optimize, count, sum(sizes), tuple(notes), seconds)
 
 
 def _bundle_origin(
-    content: Mapping[str, Any], call: PackageCall, engines: Sequence[PackagedEngine], started: datetime
+    content: Mapping[str, Any],
+    call: PackageCall,
+    engines: Sequence[PackagedEngine],
+    certificates: Certificates,
+    started: datetime,
 ) -> ProvenanceRecord:
     """Record the sources of the bundle. Start and end times are recorded unless SOURCE_DATE_EPOCH is set."""
     files = [*(e.path for e in engines), *(i for i in call.sample_sources if isinstance(i, str | os.PathLike))]
-    files += [] if call.report_from is None else [call.report_from]
     found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, hash_file(f)) for f in files)]
+    if certificates.report_source is not None:
+        found.append(certificates.report_source)
     if content["model"] is not None and call.source is not None:
         found.append((Path(call.source).name, content["model"]["sha256"]))
     made_of = dict[str, str]()

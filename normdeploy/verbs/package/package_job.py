@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
 from ...errors import InputError
 from ...inputs.input_cases import read_inputs
 from ...inputs.input_ranges import name_dynamic_dims
-from ...reports.report import SCHEMA
 from ...storage.export_record import read_record
 from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import required_inputs
-from ...types import PathLike
 from ..run.run_function import PROVIDERS
 from ..stage_progress import describe_loading
 from ..verify.reference_loading import load_judged_model
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from ..verify.comparison_result import Comparison
     from .samples import Samples
 
-_REPORT_BYTES = 2**28
 _INSTANCES = 1024
 # Largest value of the int32 fields in Triton's configuration.
 _LARGEST = 2**31 - 1
@@ -147,43 +143,6 @@ def choose_name(stem: str, given: str | None) -> str:
             f" {safe!r}, for example"
         )
     return safe
-
-
-def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[dict[str, Any]]:
-    """Read the norms of a report that have a certificate.
-
-    Returns:
-        One object for each norm; empty without a report.
-
-    Raises:
-        InputError: the report can't be read, or belongs to another file.
-    """
-    if report is None:
-        return []
-    title = repr(os.fspath(report))
-    path = Path(report)
-    if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
-        raise InputError(
-            f"the report {title} is not a file, or exceeds {_REPORT_BYTES} bytes; pass the report that export"
-            " wrote (--report)"
-        )
-    try:
-        document = json.loads(path.read_bytes())
-        norms = [n for n in document["norms"] if n["certificate"] is not None]
-        written = {n["tensor"] for n in norms if n["status"] == "fused"}
-        schema = document["schema"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(
-            f"{title} is not a report of normdeploy ({type(error).__name__}: {error}); pass the report that"
-            " export wrote (--report)"
-        ) from error
-    if schema != SCHEMA:
-        raise InputError(
-            f"the report {title} has the schema {schema!r}, but this version reads {SCHEMA!r}; export again"
-        )
-    if written and not written & {o for node in proto.graph.node for o in node.output}:
-        raise InputError(f"the report {title} belongs to another file: none of its fused norms is in this one")
-    return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
 
 
 def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,19 @@ from ...verb_options import LoadingOptions, option_field
 
 if TYPE_CHECKING:
     from ..arguments.argument_validation import Onnx
+
+
+@dataclass(frozen=True)
+class FoundReport:
+    """JSON report whose recorded SHA-256 is that of the packaged file.
+
+    Attributes:
+        data: bytes of the report.
+        origin: where it was found, for people: the name of a file, or "the store".
+    """
+
+    data: bytes
+    origin: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +78,8 @@ class PackageOptions:
     report_from: PathLike | None = option_field(
         None,
         "--report-from",
-        "Report that export or optimize wrote with --report. Its certificates become part of the bundle.",
+        "Report with the certificates, which export or optimize wrote with --report. Default: a report next to the file that"
+        " records the file's hash.",
         metavar="FILE.json",
         type=Path | None,
     )
@@ -86,6 +100,7 @@ class PackageCall(PackageOptions, LoadingOptions):
     onnx_path: Onnx
     output: PathLike
     _: KW_ONLY
+    find_report: Callable[[str], FoundReport | None] | None = None
     progress: Progress | None = None
 
     @property

@@ -26,7 +26,8 @@ from ...errors import GraphError, InputError, NormdeployError
 from ...evidence.signing_keys import load_public_keys
 from ...findings.rendering import Renderable
 from ...runtimes.runtime_cache import default_cache_path
-from ...storage.onnx_files import hash_file, load_onnx
+from ...storage.file_hash import hash_file
+from ...storage.onnx_files import load_onnx
 from ...types import PathLike, Progress
 from ..inspect.norm_census import take_census
 from ..package.bundle_signing import list_signers, require_signed

@@ -20,7 +20,7 @@ from .weight_origin import AuditedWeight
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Maximum number of outputs that the verdict names.
+# Maximum number of outputs or rules that the verdict names.
 _NAMED = 3
 
 
@@ -123,16 +123,18 @@ class Comparison(Renderable):
         """Describe the rules by which the files are verified.
 
         Returns:
-            "" if the files fail or if only the default rule decided. Otherwise a phrase with the given rules and the
-            outputs that fail the default rule.
+            "" if the files fail or if only the default rule decided. Otherwise a phrase with the given rules. The phrase
+            also names the outputs that fail the default rule, or the rules that judged without the default rule.
         """
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
         if not (failing := self.beyond_default):
-            judged = all(r.by_default for r in self.results if r.runtime not in OWN)
-            return "by the rules given" + (
-                ", and by the default rule" if judged else "; the default rule was not asked"
-            )
+            alone = [r for r in self.results if r.runtime not in OWN and not r.by_default]
+            if not alone:
+                return "by the rules given, and by the default rule"
+            rules = [*dict.fromkeys(rule.rule for r in alone for rule in r.rules)]
+            named = f"{', '.join(rules[:_NAMED])}{', …' if len(rules) > _NAMED else ''}"
+            return f"by {named} alone, without the default rule,"
         some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
         return (
             "by the rules given, NOT by the default rule"

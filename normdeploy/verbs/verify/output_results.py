@@ -34,7 +34,7 @@ class OutputResult(ShortRepr):
         max_abs_error: absolute error of the element that came nearest to failing. If all elements share one bound, this
             is the largest absolute error.
         max_rel_error: largest error relative to its element; informational only.
-        allowed: allowed error of the element of ``max_abs_error``.
+        allowed: allowed error of the element of ``max_abs_error``; NaN if only given rules judge the output.
         case: input case of this element.
         near_ties: number of integers that differ because of rounding.
         file: label of the file; "" for eager mode.
@@ -70,11 +70,18 @@ class OutputResult(ShortRepr):
     def summarize(self) -> str:
         """Return the main facts in one line."""
         what = ", ".join(filter(None, (self.output, self.runtime, self.file)))
-        numbers = f"error {self.max_abs_error:.2e}, allowed {self.allowed:.2e}"
+        numbers = f"error {self.max_abs_error:.2e}, allowed {self.allowed_text}"
         return f"{self.verdict}, {what}: {self.reason or numbers}{f', at {self.case}' if self.case else ''}"
 
     def __bool__(self) -> bool:
         return self.verdict == "pass"
+
+    @property
+    def allowed_text(self) -> str:
+        """Return the allowed error for a table; "not asked" if given rules judged without the default rule."""
+        if self.rules and not self.by_default:
+            return "not asked"
+        return f"{self.allowed:.2e}"
 
     @property
     def decided_by(self) -> str:
@@ -99,7 +106,7 @@ class OutputResult(ShortRepr):
     def row(self) -> tuple[str, ...]:
         """Return the cells under COLUMNS."""
         remark = self.reason or (f"{self.near_ties} near-ties" if self.near_ties else "")
-        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", f"{self.allowed:.2e}")
+        numbers = (f"{self.max_abs_error:.2e}", f"{self.max_rel_error:.2e}", self.allowed_text)
         return (self.output, self.runtime, *numbers, f"{self.verdict}: {remark}" if remark else self.verdict, self.case)
 
 

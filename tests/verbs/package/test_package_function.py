@@ -25,8 +25,9 @@ from normdeploy.storage import folder_replacement as atomic_folder
 from normdeploy.storage.onnx_files import write_bytes
 from normdeploy.verbs.package import bundle_text as package_text
 from normdeploy.verbs.package import manifest, model_files, samples, triton_config
+from normdeploy.verbs.package.certificate_search import Certificates
 from normdeploy.verbs.package.package_job import check_target, make_serving
-from normdeploy.verbs.package.package_options import PackageCall
+from normdeploy.verbs.package.package_options import FoundReport, PackageCall
 from normdeploy.verbs.package.sample_judgement import Judgement
 from normdeploy.verbs.package.triton_config import ServingOptions, TritonPort, WarmupRequest
 from normdeploy.verbs.verify.output_results import OutputResult
@@ -437,13 +438,21 @@ def test_a_report_of_another_file_gives_no_certificates(made: Path, tmp_path: Pa
         normdeploy.package(written(tmp_path, ADD), tmp_path / "b", feeds=given(), report_from=made / "export.json")
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "--report-from"), (0, "the report has no certificates"), (2, "")])
-def test_what_is_said_of_certificates(found: int | None, said: str) -> None:
-    """A hint to give the report only where none was given."""
+@pytest.mark.parametrize(
+    ("certificates", "said"),
+    [
+        (Certificates((), None, "ab" * 32), "no certificates: no report beside the file records its SHA-256 (abababab"),
+        (Certificates((), FoundReport(b"", "e.json"), ""), "no certificates: nothing was rewritten, says e.json"),
+        (Certificates(({}, {}), FoundReport(b"", "e.json"), ""), "2 certificates from e.json"),
+    ],
+)
+def test_note_says_where_certificates_are_from(certificates: Certificates, said: str) -> None:
     judged = Mock(notes=())
-    notes = package_text.bundle_notes([], ServingOptions(16, (), 1), [], judged, optimize=True, certificates=found)
-    assert ("certificate" in " ".join(notes)) == bool(said)
-    assert said in " ".join(notes)
+    notes = package_text.bundle_notes(
+        [], ServingOptions(16, (), 1), [], judged, optimize=True, certificates=certificates
+    )
+    assert len(notes) == 1
+    assert notes[0].startswith(said)
 
 
 def test_one_name_that_is_no_file_name_numbers_all() -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError, NormdeployError
+from normdeploy.storage.file_hash import hash_file
 from normdeploy.verbs.package import sample_judgement
 from normdeploy.verbs.package.evidence_bundle import open_bundle
 from normdeploy.verbs.recheck import recheck_function as rechecking
@@ -282,7 +283,7 @@ def test_pickles_are_never_loaded(bundle: Path, tmp_path: Path) -> None:
     path = "samples/000.inputs.npz"
     (bundle / path).unlink()
     np.savez(bundle / path, x=np.array([Touch()], object))
-    entry = {"sha256": normdeploy.storage.onnx_files.hash_file(bundle / path), "bytes": (bundle / path).stat().st_size}
+    entry = {"sha256": hash_file(bundle / path), "bytes": (bundle / path).stat().st_size}
     edited(bundle, lambda m: m["files"].update({path: entry}))
     with pytest.raises(NormdeployError, match="pickled objects, which are never loaded"):
         normdeploy.recheck(bundle)
@@ -293,7 +294,7 @@ def test_a_sample_that_unpacks_to_more_than_itself_is_refused(bundle: Path) -> N
     path = bundle / "samples/000.inputs.npz"
     path.unlink()
     np.savez_compressed(path, x=np.zeros((100_000, 8), np.float32))
-    entry = {"sha256": normdeploy.storage.onnx_files.hash_file(path), "bytes": path.stat().st_size}
+    entry = {"sha256": hash_file(path), "bytes": path.stat().st_size}
     edited(bundle, lambda m: m["files"].update({"samples/000.inputs.npz": entry}))
     with pytest.raises(InputError, match="unpacks to 3200128 bytes, but at most"):
         normdeploy.recheck(bundle)

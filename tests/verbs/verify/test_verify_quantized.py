@@ -182,7 +182,12 @@ def test_what_decides_nothing_is_not_computed(net: LoadedModel, int8: Path, monk
     assert {(r.by_default, r.runtime == UNROUNDED) for r in made} == {("", False)}
     assert {m.runtime for m in comparison.not_run} >= {UNROUNDED}
     assert all("not judged, --also-default asks for it" in r.rules_summary for r in made)
-    assert comparison.standard == "by the rules given; the default rule was not asked"
+    assert comparison.standard == "by cosine>=0.995 alone, without the default rule,"
+    assert [row[comparison.columns.index("allowed")] for row in comparison.rows() if row[1] != "eager"] == [
+        "not asked"
+    ] * len(made)
+    assert "nan" not in str(comparison)
+    assert f"verified {comparison.standard} on " in comparison.summarize()
 
 
 def test_the_budget_holds_beside_a_metric_where_it_is_asked_for(net: LoadedModel, int8: Path) -> None:
