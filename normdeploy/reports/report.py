@@ -10,8 +10,8 @@ Numbers that are not finite are the strings "nan", "inf" and "-inf". Unknown or 
     verb           "export" | "optimize" | "inspect" | "build" | "verify" | "bisect" | "run" | "bench" | "package"
     command        command line, quoted for a POSIX shell; "" from Python
     files          path of each file as passed, by role: "source", "output", "model", "onnx", "engine", "inputs", ...
-    sha256         "output" -> SHA-256 of the file that the verb wrote, by which `package` finds its report; empty if the
-                   verb wrote no single file
+    sha256         "output" -> SHA-256 of the file that the verb wrote, by which `package` finds its report; empty if
+                   the verb wrote no single file
     sizes          bytes of each file with its external weights, by role; only for paths that are files
     opset          opset of the ONNX file
     nodes          {"before", "after"}: number of nodes

@@ -123,8 +123,8 @@ class Comparison(Renderable):
         """Describe the rules by which the files are verified.
 
         Returns:
-            "" if the files fail or if only the default rule decided. Otherwise a phrase with the given rules. The phrase
-            also names the outputs that fail the default rule, or the rules that judged without the default rule.
+            "" if the files fail or if only the default rule decided. Otherwise a phrase with the given rules. It also
+            names the outputs that fail the default rule, or the rules that judged without the default rule.
         """
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
