@@ -187,8 +187,9 @@ def _words(text: str) -> Counter[str]:
     Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench``
     says of the machine and of the winner.
     """
-    text = re.sub(r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)", "", text, flags=re.DOTALL | re.MULTILINE)
-    steady = re.sub(r"\d+ rounds of warm-up.*?(?=^\$ |\Z)|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
+    winner = r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)"
+    machine = r"\d+ rounds of warm-up.*?(?=^\$ |\Z)"
+    steady = re.sub(rf"{winner}|{machine}|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
     return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(
         dict.fromkeys(
             (
