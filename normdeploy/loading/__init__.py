@@ -299,14 +299,10 @@ def _model_from_folder(
         ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
     else:
         ranges = []
-    loaded = trace_module(
-        ready.module,
-        (),
-        {},
-        parse_input_request(inputs or ready.inputs, [*dims, *ranges]),
-        eval_mode=eval_mode,
-        kind=FileKind.HUGGINGFACE,
-    )
+    request = parse_input_request(inputs or ready.inputs, [*dims, *ranges])
+    if not inputs:
+        request = replace(request, assumed=frozenset(request.dims) - wishes.stated)
+    loaded = trace_module(ready.module, (), {}, request, eval_mode=eval_mode, kind=FileKind.HUGGINGFACE)
     require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
     return loaded
 

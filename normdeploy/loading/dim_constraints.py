@@ -17,6 +17,20 @@ _RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
 _STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
 
 
+class FixedDimError(InputError):
+    """Raised if a dim that was requested as dynamic can't be: the model fixes it, or takes sizes that form no range.
+
+    Attributes:
+        name: of the dim; "" if the message tells of several attempts.
+        place: in the model, as `size_conditions.describe_location` describes it; "" if unknown.
+    """
+
+    def __init__(self, message: str, name: str = "", place: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.place = place
+
+
 def _parse_suggested_fixes(message: str) -> dict[str, str]:
     """Parse torch's suggested fixes into ``{"seq": "Dim('seq', max=12)"}``."""
     lines = message.partition("Suggested fixes:")[2].splitlines()
@@ -50,10 +64,14 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
                 wished = f" ({dims[name]})"
             else:
                 wished = ""
-            raise InputError(
+            place = conditions.place_limiting(name)
+            raise FixedDimError(
                 f"the dim {name!r} was requested as dynamic{wished}, but the model fixes it to the size {fix}, or "
-                f"computes differently at that size{conditions.place_limiting(name)}: write {fix} instead of its "
-                "name, use an example of another size, or change the code of the model that fixes it"
+                f"computes differently at that size{place}: write {fix} instead of its name, or pass --dim "
+                f"{name}={fix}:{fix}:{fix}, use an example of another size, or change the code of the model that "
+                "fixes it",
+                name,
+                place,
             )
         if name in dims and fix in dims:
             raise InputError(
@@ -63,7 +81,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
         taken = _parse_range_fix(fix, fixes)
         if name in dims and taken is not None:
             steps |= taken.step > 1
-            dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.stated, conditions)
+            dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.demanded, conditions)
     return wishes.with_dims(dims), steps
 
 
@@ -143,7 +161,7 @@ def raise_above_excluded(message: str, wishes: InputRequest) -> InputRequest:
     dims = dict(wishes.dims)
     for name, size in _parse_excluded_sizes(message).items():
         dim = dims.get(name)
-        if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
+        if dim is not None and name not in wishes.demanded and dim.min <= size < dim.max:
             dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
     return wishes.with_dims(dims)
 
@@ -177,13 +195,13 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
     )
 
 
-def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
+def make_violation_error(message: str, wishes: InputRequest, conditions: TracedConditions) -> InputError:
     """Explain which constraint of the model the dims violate, and which line of the model causes the constraint.
 
     The message leaves out torch's advice on its own API.
 
     Returns:
-        The message.
+        The error; a FixedDimError if a dim can have only one size.
     """
     lines = [
         line.strip().removeprefix("- ")
@@ -201,10 +219,14 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
                 wished = ""
             asked = f"the dim {match['name']!r} was requested as dynamic{wished}"
             where = conditions.place_limiting(match["name"])
-            return f"{asked}, but the model was built for the size {size}{where}: write {size} instead of its name"
+            return FixedDimError(
+                f"{asked}, but the model was built for the size {size}{where}: write {size} instead of its name",
+                match["name"],
+                where,
+            )
     for name, size in _parse_excluded_sizes(message).items():
         if name in wishes.dims:
-            return (
+            return InputError(
                 f"the dim {wishes.dims[name]} was requested, but torch can't trace the model with "
                 f"{size}{conditions.place_limiting(name, size)}: start at {size + 1}"
             )
@@ -212,8 +234,9 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
         name = violated[0]["name"]
         needed = "; ".join(_substitute_dim_names(match["guard"].rstrip("."), violated) for match in violated[:3])
         asked = f"the dim {name!r} does not have the requested range"
-        return f"{asked}: the model needs {needed}{conditions.last_place([name])}; pass another with --dim"
-    return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
+        place = conditions.last_place([name])
+        return FixedDimError(f"{asked}: the model needs {needed}{place}; pass another with --dim", name, place)
+    return InputError("the dynamic dims do not fit the model: " + "; ".join(lines[:3]))
 
 
 def _substitute_dim_names(guard: str, violated: Iterable[re.Match[str]]) -> str:

@@ -43,6 +43,11 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     where = describe_location(module_paths(module), traceback_frames(error))
     if unknown := _UNKNOWN_OUTPUT.search(text):
         returned = unknown["name"].rpartition(".")[2]
+        if returned.endswith("Cache"):
+            return ExportError(
+                f"{head}: its forward returns {returned}, but a file can return only tensors: call it with "
+                "use_cache=False, or save the model to a folder and export that with --task text-generation-with-past"
+            )
         return ExportError(
             f"{head}: its forward returns {returned}, but a file can return only tensors: return tensors, or tuples, "
             "lists and dicts of them (a dataclass is accepted after torch.export.register_dataclass)"

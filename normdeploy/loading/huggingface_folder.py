@@ -18,6 +18,7 @@ from .huggingface_tasks import HuggingfaceTask, find_task, require_part_name
 from .torch_pickles import first_line
 from .torch_state import silence_logger
 from .traceable_models import TraceableModel, prepare_model
+from .transformers_switches import set_traceable_switches
 
 
 @dataclass(frozen=True)
@@ -121,28 +122,14 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     # folder names.
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
-    # A decoder inside the model may have its own config.
-    for module in model.modules():
-        if hasattr(getattr(module, "config", None), "use_cache"):
-            # The cache of keys and values is off. Tasks and parts with a past turn it on again.
-            module.config.use_cache = False  # type: ignore[union-attr]
-    if _has_attention_bias(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
-        choose("eager")
+    # The cache of keys and values is off. Tasks and parts with a past turn it on again.
+    set_traceable_switches(model)
     return HuggingfaceFolder(path, model.eval(), wanted, missing)
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Any]]:
     """List parameters and buffers under all their names, because a part uses other names than the whole model."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-
-
-def _has_attention_bias(config: dict[str, Any]) -> bool:
-    """Return whether the attention adds a bias to the scores (T5, Swin).
-
-    For such models with a dynamic batch, torch's exporter can't decompose fused attention, because the mask is a tensor
-    of numbers ("Cannot view a tensor with shape ...").
-    """
-    return "relative_attention_num_buckets" in config or str(config.get("model_type", "")).startswith("swin")
 
 
 def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..dtypes import normalize_dtype
@@ -39,6 +39,8 @@ class InputRequest:
         stated: names of dims with a stated range.
         sources: dim name -> source of the dim's largest size, for dims without a stated range whose limit is known.
         single: dims whose range is a single size. They are static in ``inputs``.
+        assumed: dims that normdeploy named in inputs that it derived itself. The user does not need them to be dynamic.
+        fixed: assumed dim that the model fixes -> note for the user. Such dims are static in ``inputs``.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -46,6 +48,13 @@ class InputRequest:
     stated: frozenset[str]
     sources: dict[str, str] = field(default_factory=dict)
     single: dict[str, Dim] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    fixed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def demanded(self) -> frozenset[str]:
+        """Return the dims whose range the user stated; the model must take all of it."""
+        return self.stated - self.assumed
 
     def with_dims(self, dims: dict[str, Dim]) -> InputRequest:
         """Copy the request with other ranges of dims.
@@ -54,6 +63,26 @@ class InputRequest:
             The copy.
         """
         return replace(self, inputs=tuple(wish.with_ranges_of(dims) for wish in self.inputs), dims=dims)
+
+    def with_fixed_dims(self, sizes: Mapping[str, int], note: str) -> InputRequest:
+        """Make assumed dims static.
+
+        Args:
+            sizes: dim name -> its only size.
+            note: for the user, about all of them.
+
+        Returns:
+            The changed copy.
+        """
+        static = {name: Dim.from_size(size) for name, size in sizes.items()}
+        return replace(
+            self,
+            inputs=tuple(wish.with_ranges_of(static) for wish in self.inputs),
+            dims={name: dim for name, dim in self.dims.items() if name not in sizes},
+            stated=self.stated - sizes.keys(),
+            assumed=self.assumed - sizes.keys(),
+            fixed=self.fixed | dict.fromkeys(sizes, note),
+        )
 
 
 def parse_input_request(

@@ -12,6 +12,7 @@ from ..graphs.index_bounds import IndexLimit
 from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .attention_masks import find_attention_masks
 from .config_limits import OPEN
+from .dim_constraints import FixedDimError
 from .input_request import InputRequest
 from .program_bounds import find_program_bounds
 from .program_signature import InputPlaceholder, dtype_name, find_placeholders
@@ -66,7 +67,7 @@ def build_input_specs(
         name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
     }
     dims = {name: dim for name, (dim, _) in ranged.items()}
-    dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.stated)
+    dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.demanded)
     dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}
     specs = tuple(
         _build_input_spec(
@@ -111,9 +112,10 @@ def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping
 def _match_dim(tensor: InputPlaceholder, wish: InputSpec, index: int, dim: Dim, size: str | int) -> str | int:
     where = f"dim {index} of the input {wish.name!r}"
     if dim.name is not None and isinstance(size, int):
-        raise InputError(
+        raise FixedDimError(
             f"the dim {dim.name!r} ({where}) was requested as dynamic ({dim}), but the program has the fixed size "
-            f"{size}: write {size} instead, or export the program again with that dim dynamic"
+            f"{size}: write {size} instead, or export the program again with that dim dynamic",
+            dim.name,
         )
     if dim.name is None and isinstance(size, str):
         raise InputError(
@@ -216,7 +218,7 @@ def _derive_range(
             best = example or max(low, DEFAULT_SIZES[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
         source = source if high is not None else "no known limit"
-    if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
+    if name in wishes.demanded and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
             f"the dim {wished} exceeds the model's range {low} to "
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"

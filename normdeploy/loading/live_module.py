@@ -6,16 +6,24 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ExportError, InputError, LoadError, NormdeployError
-from ..model import LoadedModel
+from ..model import InputSpec, LoadedModel
 from .config_limits import widen_unstated_dims
-from .dim_constraints import describe_unsolved_dims, describe_violation, narrow_ranges, raise_above_excluded
+from .default_inputs import choose_fixed_size
+from .dim_constraints import (
+    FixedDimError,
+    describe_unsolved_dims,
+    make_violation_error,
+    narrow_ranges,
+    raise_above_excluded,
+)
 from .eager_failures import describe_failure
 from .example_call import (
     ExampleCall,
@@ -35,11 +43,13 @@ from .program_file import find_live_guards
 from .program_signature import name_outputs
 from .recurrent_ops import keep_recurrent_ops
 from .size_conditions import TracedConditions, record_conditions
+from .symbolic_len import trace_len_symbolically
 from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
 from .torch_pickles import first_line
 from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
+from .transformers_switches import set_traceable_switches
 
 # Wrapper classes of torch. The wrapper of torch.compile is not listed, because it is recognized by its child _orig_mod.
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -170,6 +180,7 @@ def trace_module(
         The traced model.
     """
     refuse_integer_modules(module)
+    set_traceable_switches(module)
     # Gradients are off: if an attention requires gradients, torch 2.13 traces views that it then can't decompose.
     module.requires_grad_(False)
     require_eval(module, eval_mode)
@@ -189,26 +200,106 @@ def trace_module(
             f"{', '.join(dict.fromkeys(used)) or 'none'}"
         )
     with record_buffer_assignments(module) as replaced:
-        if args or kwargs:
-            call = copy_example_call(module, args, kwargs, wishes)
-            program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
-        else:
-            program, call, wishes = _export_with_made_example(module, wishes)
-    require_eval_graph(program, eval_mode)
-    names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
-    specs, taken = build_input_specs(
-        program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
-    )
+        traced = _trace_fixing_dims(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+    program = traced.program
     require_tensor_outputs(program)
-    outputs = name_outputs(program, [spec.name for spec in specs])
+    outputs = name_outputs(program, [spec.name for spec in traced.inputs])
     written = tuple(dict.fromkeys([*replaced, *find_written_buffers(program)]))
-    model = LoadedModel(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken, written=written)
+    model = LoadedModel(
+        program=program,
+        inputs=traced.inputs,
+        outputs=outputs,
+        kind=kind,
+        taken=traced.taken,
+        written=written,
+        notes=traced.notes,
+    )
     drop_guessed_asserts(model, lambda: copy_module(module))
     return model
 
 
 class _ExampleRunError(InputError):
     """Raised if the module itself fails on the example inputs."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """Trace of a module.
+
+    Attributes:
+        taken: dim name -> source of its largest size, as in `build_input_specs`.
+        notes: about dims that the model fixes.
+    """
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[InputSpec, ...]
+    taken: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def _trace_fixing_dims(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    eval_mode: bool,
+) -> _Trace:
+    """Trace a module. A dim that only this project named becomes static if the model fixes it.
+
+    If torch can't trace the module with any dynamic dim, all of these become static.
+    """
+    first: NormdeployError | None = None
+    while True:
+        try:
+            return _trace_once(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
+        except _ExampleRunError:
+            raise
+        except (InputError, ExportError) as error:
+            fixable = wishes.assumed & wishes.dims.keys()
+            fixed = error.name if isinstance(error, FixedDimError) else ""
+            if not fixable or (fixed and fixed not in fixable):
+                if first is None:
+                    raise
+                raise first from error
+            failure = error
+        if isinstance(failure, FixedDimError) and fixed:
+            names = frozenset({fixed})
+            reason = f"the model's code fixes it{failure.place}"
+        else:
+            first = first or failure
+            names = fixable
+            reason = f"torch can't trace the model with dynamic sizes: {failure}"
+        wishes = _fix_dims(module, wishes, names, reason)
+
+
+def _fix_dims(module: nn.Module, wishes: InputRequest, names: Collection[str], reason: str) -> InputRequest:
+    limits = widen_unstated_dims(wishes, getattr(module, "config", None)).dims
+    sizes = {name: choose_fixed_size(limits[name]) for name in sorted(names)}
+    told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    options = " ".join(f"--dim {name}=N:N:N" for name in sizes)
+    return wishes.with_fixed_dims(sizes, f"the file has the fixed size {told}: {reason}. Choose another with {options}")
+
+
+def _trace_once(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    dynamic_shapes: Any,
+    eval_mode: bool,
+) -> _Trace:
+    if args or kwargs:
+        call = copy_example_call(module, args, kwargs, wishes)
+        program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
+    else:
+        program, call, wishes = _export_with_made_example(module, wishes)
+    require_eval_graph(program, eval_mode)
+    names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
+    specs, taken = build_input_specs(
+        program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
+    )
+    return _Trace(program, specs, taken, tuple(dict.fromkeys(wishes.fixed.values())))
 
 
 def _export_with_made_example(
@@ -238,6 +329,8 @@ def _export_widest(
     try:
         return export_narrowing(module, call, wider, dynamic_shapes)
     except (ExportError, InputError) as error:
+        if isinstance(error, FixedDimError) and error.name in wishes.assumed:
+            raise
         first = error
     try:
         return export_narrowing(module, call, wishes, dynamic_shapes)
@@ -286,7 +379,7 @@ def export_narrowing(
         narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
         narrower = raise_above_excluded(str(failure), narrower)
         if narrower == wishes and asked_steps <= in_steps:
-            raise InputError(describe_violation(str(failure), wishes, conditions)) from failure
+            raise make_violation_error(str(failure), wishes, conditions) from failure
         wishes = narrower
         in_steps = in_steps or asked_steps
     raise InputError(
@@ -337,6 +430,7 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         recurrent,
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
+        trace_len_symbolically(module),
     ):
         # The warnings are not for the user: they are about attributes that tracing assigns in the copy, and about
         # deprecated calls inside torch.

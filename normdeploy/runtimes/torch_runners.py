@@ -28,6 +28,7 @@ from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
 from ..loading.program_signature import user_outputs, with_constant_inputs
 from ..loading.torch_state import preserve_torch_state
+from ..loading.transformers_switches import omit_caches
 from ..model import LoadedModel
 from ..types import Arrays
 from . import HeldRunner, RunResult
@@ -142,7 +143,7 @@ class ModuleRunner(_TorchRunner):
             InputError: the feeds do not fit, or the module does not run on them, or the module's outputs differ from
                 those of ``model``.
         """
-        return self._run_module(copy_module(self._module).eval(), feeds)
+        return self._run_module(self._copy_for_run(), feeds)
 
     def infer_twice(self, feeds: Arrays) -> tuple[RunResult, RunResult]:
         """Run one copy of the module twice on the same inputs. If the module keeps state from call to call, the results
@@ -151,8 +152,14 @@ class ModuleRunner(_TorchRunner):
         Returns:
             Outputs of the first and of the second call, as from ``infer``.
         """
-        module = copy_module(self._module).eval()
+        module = self._copy_for_run()
         return self._run_module(module, feeds), self._run_module(module, feeds)
+
+    def _copy_for_run(self) -> torch.nn.Module:
+        """Copy the module. Its caches are left out, as in the trace; its experts stay as the user chose them."""
+        module = copy_module(self._module).eval()
+        omit_caches(module)
+        return module
 
     def _run_module(self, module: torch.nn.Module, feeds: Arrays) -> RunResult:
         flat = with_constant_inputs(self._model.program, self._input_tensors(feeds))
