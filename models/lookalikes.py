@@ -197,7 +197,7 @@ LOOKALIKES: tuple[Case, ...] = (
     looks("other_tensor", lambda x: centred(x) / torch.sqrt(second(torch.tanh(x)) + EPS), "another tensor"),
     looks("other_numerator", lambda x: torch.tanh(centred(x)) / torch.sqrt(second(x) + EPS), "another tensor"),
     looks("half_centred", lambda x: (x - 0.5 * x.mean(-1, keepdim=True)) / torch.sqrt(second(x) + EPS), "another mean"),
-    looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "another mean"),
+    looks("uncentred_numerator", lambda x: x / torch.sqrt(second(x) + EPS), "keeps the mean"),
     looks(
         "uncentred_variance", lambda x: centred(x) / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "another mean"
     ),

@@ -35,12 +35,12 @@ def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
     readings = (
-        _read_division(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken
+        read_division(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken
     )
     return [f for f in readings if f is not None]
 
 
-def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
+def read_division(graph: Graph, node: gs.Node) -> Finding | None:
     """Read a Div or Mul as a division by a statistic of its input; None if it is not such a division."""
     for numerator, denominator in _fractions_of(graph, node):
         below = _walk_upwards(graph, denominator)

@@ -7,7 +7,7 @@ also lists activations that models use in place of a norm, such as Dynamic Tanh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,8 @@ import onnx_graphsurgeon as gs
 from ..findings.records import Finding
 from ..graphs.graph import Graph, value_inputs
 from ..storage.onnx_domains import is_standard
-from .anchors import CLAMPS, EQUALITIES, POINTWISE, REDUCTIONS, VIEWS
+from .anchors import CLAMPS, EQUALITIES, INSIDE, POINTWISE, REDUCTIONS, VIEWS
+from .lookalikes import read_division
 
 # Ops that compute a statistic from a neighborhood of each element.
 _WINDOWS = frozenset({"AveragePool", "LpPool", "Conv"})
@@ -45,18 +46,35 @@ def list_other_norms(graph: Graph, findings: Iterable[Finding]) -> list[Finding]
         a finding for each norm, with the status "refused" and the reason, and for each activation in place of a norm,
         with the status "kept".
     """
-    known = {
-        name
-        for f in findings
-        for name in (f.tensor, *f.tensors, *(end for a in f.attempts for end in (a.end, a.tensor)))
-    }
+    covered = _covered_tensors(graph, [f for f in findings if not f.place])
     return [
         found
         for node in graph.nodes
-        if is_standard(node) and node.outputs and node.outputs[0].name not in known
-        for found in (_list_quotient(graph, node) or _list_activation(graph, node),)
+        if is_standard(node) and node.outputs and node.outputs[0].name not in covered
+        for found in (_list_quotient(graph, node, covered) or _list_activation(graph, node),)
         if found is not None
     ]
+
+
+def _covered_tensors(graph: Graph, findings: Iterable[Finding]) -> set[str]:
+    """Collect the names of the tensors that findings name, and of those between them and the inputs of their norms."""
+    made = {output.name: node for node in graph.nodes for output in node.outputs}
+    covered: set[str] = set()
+    for finding in findings:
+        starts = {finding.input, *(attempt.start for attempt in finding.attempts)}
+        ends = [finding.tensor, *(name for a in finding.attempts for name in (a.end, a.tensor))]
+        covered |= {*finding.tensors, *ends}
+        stack = [name for name in ends if name not in starts]
+        seen: set[str] = set()
+        while stack and len(seen) < _UPWARD:
+            name = stack.pop()
+            node = made.get(name)
+            if name in seen or node is None or node.op not in INSIDE:
+                continue
+            seen.add(name)
+            stack += [t.name for t in value_inputs(node) if t.name not in starts]
+        covered |= seen
+    return covered - {""}
 
 
 @dataclass
@@ -79,8 +97,8 @@ class _Statistic:
         return {node.op for node in self.nodes}
 
 
-def _list_quotient(graph: Graph, node: gs.Node) -> Finding | None:
-    """Return the finding of data divided by a statistic of itself."""
+def _list_quotient(graph: Graph, node: gs.Node, covered: Collection[str]) -> Finding | None:
+    """Return the finding of data divided by a statistic of itself; None if a finding covers a part of the statistic."""
     for numerator, denominator in _read_as_quotient(graph, node):
         statistic = _walk_statistic(graph, denominator)
         if not statistic.sources or (node.op == "Mul" and not statistic.inverted):
@@ -90,18 +108,32 @@ def _list_quotient(graph: Graph, node: gs.Node) -> Finding | None:
         above = _tensors_above(graph, numerator)
         if statistic.sources.isdisjoint(above):
             continue
+        if any(output.name in covered for n in statistic.nodes for output in n.outputs):
+            return None
         for kind, reason, applies in _CLASSES:
             if applies(graph, statistic, numerator):
-                inside = [node, *statistic.nodes]
                 return Finding(
                     kind=kind,
                     status="refused",
                     tensor=node.outputs[0].name,
                     module=graph.module(node),
-                    spelling=" ".join(n.op for n in sorted(inside, key=graph.position_of)),
+                    spelling=_spell(graph, [node, *statistic.nodes]),
                     reason=reason,
                 )
+        return read_division(graph, node) or Finding(
+            kind="unknown",
+            status="refused",
+            tensor=node.outputs[0].name,
+            module=graph.module(node),
+            spelling=_spell(graph, [node, *statistic.nodes]),
+            reason="it is divided by a statistic of its own input that is not the variance, mean square or length of "
+            "one group",
+        )
     return None
+
+
+def _spell(graph: Graph, nodes: Sequence[gs.Node]) -> str:
+    return " ".join(n.op for n in sorted(nodes, key=graph.position_of))
 
 
 def _read_as_quotient(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
@@ -191,7 +223,8 @@ def _has_mask(graph: Graph, statistic: _Statistic, numerator: gs.Tensor) -> bool
 
 _Applies = Callable[[Graph, _Statistic, gs.Tensor], bool]
 
-# Kind, reason and premise of each class of such norms. A norm belongs to the first class whose premise holds.
+# Kind, reason and premise of each class of such norms. A norm belongs to the first class whose premise holds. The
+# remaining ones are lookalikes or unknown.
 _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
     (
         "cumulative norm",
@@ -215,21 +248,9 @@ _CLASSES: tuple[tuple[str, str, _Applies], ...] = (
         _has_mask,
     ),
     (
-        "L1 norm",
-        "it is divided by a sum or mean of absolute values; no norm node does this",
-        lambda graph, statistic, numerator: (
-            bool(statistic.ops & {"Abs", "ReduceL1"}) and not statistic.ops & {"Pow", "Sqrt"}
-        ),
-    ),
-    (
         "Lp norm",
         "it is divided by a sum of powers of absolute values with an exponent other than 2; no norm node does this",
         lambda graph, statistic, numerator: "Abs" in statistic.ops and "Pow" in statistic.ops,
-    ),
-    (
-        "unknown",
-        "it is divided by a statistic of its own input that is not the variance, mean square or length of one group",
-        lambda graph, statistic, numerator: True,
     ),
 )
 

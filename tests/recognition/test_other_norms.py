@@ -90,8 +90,8 @@ IMAGES = torch.randn(2, 4, 6, 6)
 LISTED = {
     "masked": (MaskedLayerNorm(), (ROWS, (ROWS > 0).float()), "masked norm", "masks or weights"),
     "cumulative": (CumulativeNorm(), (ROWS,), "cumulative norm", "cumulative"),
-    "mean scaler": (MeanScaler(), (ROWS,), "L1 norm", "absolute values"),
-    "L1": (Length(1.0), (ROWS,), "L1 norm", "absolute values"),
+    "mean scaler": (MeanScaler(), (ROWS,), "lookalike", "a mean or sum of magnitudes"),
+    "L1": (Length(1.0), (ROWS,), "lookalike", "a mean or sum of magnitudes"),
     "L3": (Length(3.0), (ROWS,), "Lp norm", "exponent other than 2"),
     "local response": (nn.LocalResponseNorm(3), (IMAGES,), "local norm", "neighborhood"),
     "divisive": (DivisiveNorm(), (IMAGES,), "local norm", "neighborhood"),
