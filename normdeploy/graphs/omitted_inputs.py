@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import onnx
 
-from ..storage.onnx_domains import is_standard
+from ..storage.onnx_domains import default_domain_opset, is_standard
 from ..storage.proto_traversal import FunctionKey, copy_model, function_key, iter_subgraphs, nodes_with_bodies
 from .proto_queries import own_functions
 
 # Maximum number of functions that may be added to a file; an n-input function has up to 2^n variants.
 _MOST = 256
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
@@ -47,6 +48,8 @@ def remove_omitted_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
         omitted = _omitted_indices(node, functions)
         function = functions.get(function_key(node))
         if function is None or not omitted or _passes_omitted_on(function, omitted):
+            continue
+        if _requires_omitted(function, omitted):
             continue
         variant = variants.get((function_key(node), omitted))
         if variant is None:
@@ -84,6 +87,25 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
     bodies = (graph for node in function.node for graph in iter_subgraphs(node))
     given = {*function.output, *(value.name for graph in bodies for value in graph.output)}
     return any(function.input[place] in given for place in omitted)
+
+
+def _requires_omitted(function: onnx.FunctionProto, omitted: tuple[int, ...]) -> bool:
+    """Return whether a standard node of the function requires an omitted input; such a call can't run."""
+    absent = {function.input[place] for place in omitted}
+    opset = default_domain_opset(function)
+    for node in nodes_with_bodies(function.node):
+        if absent.isdisjoint(node.input) or not is_standard(node):
+            continue
+        try:
+            formal = onnx.defs.get_schema(node.op_type, opset).inputs
+        except onnx.defs.SchemaError:
+            # The opset has no such op, so nothing is known of its inputs.
+            continue
+        # An input beyond the list belongs to the last parameter, such as the inputs of Concat.
+        options = (formal[min(i, len(formal) - 1)].option for i in range(len(node.input)) if formal)
+        if any(name in absent and option != _OPTIONAL for name, option in zip(node.input, options, strict=False)):
+            return True
+    return False
 
 
 def _function_variant(
