@@ -25,7 +25,7 @@ import torch
 from .. import extensions
 from ..errors import InputError
 from ..loading import recurrent_ops
-from . import atan2_translation, log_translations, quantize_translations
+from . import all_true_translation, atan2_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
 # Namespaces of torch's and this project's operators. An installed package may not redefine these operators.
@@ -48,7 +48,13 @@ def translation_table(program: torch.export.ExportedProgram, given: Table | None
         ExtensionError: a package's table can't be loaded.
     """
     wanted = sorted(_operator_namespaces(program) - _TORCHS)
-    ours = (TRANSLATIONS, atan2_translation.TRANSLATIONS, recurrent_ops.TRANSLATIONS, log_translations.TRANSLATIONS)
+    ours = (
+        TRANSLATIONS,
+        all_true_translation.TRANSLATIONS,
+        atan2_translation.TRANSLATIONS,
+        recurrent_ops.TRANSLATIONS,
+        log_translations.TRANSLATIONS,
+    )
     table: dict[Any, Any] = {key: function for each in ours for key, function in each.items()}
     if quantize_translations.NAMESPACE in wanted:
         table |= quantize_translations.quantize_translations()

@@ -253,32 +253,49 @@ def _trace_fixing_dims(
     while True:
         try:
             return _trace_once(module, args, kwargs, wishes, dynamic_shapes, eval_mode)
-        except _ExampleRunError:
-            raise
         except (InputError, ExportError) as error:
             fixable = wishes.assumed & wishes.dims.keys()
             fixed = error.name if isinstance(error, FixedDimError) else ""
-            if not fixable or (fixed and fixed not in fixable):
+            if isinstance(error, _ExampleRunError) or not fixable or (fixed and fixed not in fixable):
                 if first is None:
                     raise
+                # The error with the dims as they were says more than the one with sizes that nobody chose.
                 raise first from error
             failure = error
+        first = first or failure
         if isinstance(failure, FixedDimError) and fixed:
             names = frozenset({fixed})
             reason = f"the model's code fixes it{failure.place}"
         else:
-            first = first or failure
             names = fixable
             reason = f"torch can't trace the model with dynamic sizes: {failure}"
         wishes = _fix_dims(module, wishes, names, reason)
 
 
 def _fix_dims(module: nn.Module, wishes: InputRequest, names: Collection[str], reason: str) -> InputRequest:
+    """Make dims static: at sizes that suit most callers if the module runs there, else at the usual sizes."""
     limits = widen_unstated_dims(wishes, getattr(module, "config", None)).dims
-    sizes = {name: choose_fixed_size(limits[name]) for name in sorted(names)}
-    told = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    options = " ".join(f"--dim {name}=N:N:N" for name in sizes)
-    return wishes.with_fixed_dims(sizes, f"the file has the fixed size {told}: {reason}. Choose another with {options}")
+    usual = {name: limits[name].opt for name in sorted(names)}
+    preferred = {name: choose_fixed_size(limits[name]) for name in sorted(names)}
+    if preferred != usual and not _runs_on_example(module, wishes.with_fixed_dims(preferred, reason)):
+        preferred = usual
+    told = ", ".join(f"{name}={size}" for name, size in preferred.items())
+    options = " ".join(f"--dim {name}=N:N:N" for name in preferred)
+    note = f"the file has the fixed size {told}: {reason}. Choose another with {options}"
+    return wishes.with_fixed_dims(preferred, note)
+
+
+def _runs_on_example(module: nn.Module, wishes: InputRequest) -> bool:
+    """Return whether the module runs at these sizes; a trace does not notice an index beyond its table."""
+    call = make_example_call(module, wishes, next(iter_example_sizes(wishes)))
+    own = copy_module(module)
+    try:
+        with torch.no_grad(), preserve_torch_state():
+            own(*call.args, **call.kwargs)
+    except Exception:
+        # The user's forward may raise any exception.
+        return False
+    return True
 
 
 def _trace_once(
@@ -329,13 +346,11 @@ def _export_widest(
     try:
         return export_narrowing(module, call, wider, dynamic_shapes)
     except (ExportError, InputError) as error:
-        if isinstance(error, FixedDimError) and error.name in wishes.assumed:
-            raise
         first = error
     try:
         return export_narrowing(module, call, wishes, dynamic_shapes)
     except (ExportError, InputError) as error:
-        if _restore_range_names(str(first), wider, wishes) == str(error):
+        if isinstance(error, FixedDimError) or _restore_range_names(str(first), wider, wishes) == str(error):
             raise
         tried = ", ".join(str(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
         raise type(error)(f"{error}. An earlier try with {tried} failed: {first}") from first

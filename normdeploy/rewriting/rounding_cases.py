@@ -152,7 +152,8 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
     rng = np.random.default_rng(13)
     for sizes in size_assignments(rewrite.before.symbols | rewrite.after.symbols, graph.shape(leaves[0])):
         for shapes in (windows, [concrete_shape(graph, leaf, sizes) for leaf in leaves]):
-            known = [shape for shape in shapes if shape is not None]
+            # A size is negative if the input of a convolution is shorter than its kernel.
+            known = [shape for shape in shapes if shape is not None and min(shape, default=0) >= 0]
             if len(known) < len(leaves) or not all(
                 is_affordable(shape) and math.prod(shape) <= _MOST for shape in known
             ):

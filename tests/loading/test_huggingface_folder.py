@@ -414,6 +414,45 @@ def test_dim_that_the_model_fixes_is_static_and_noted(module: type[nn.Module]) -
     assert "--dim seq=N:N:N" in note
 
 
+class Causal(Steps):
+    """A table that covers 100 tokens: at its whole length torch's slice is another function, below it is not."""
+
+    config = SimpleNamespace()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.ones(100, 100).tril())
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        length = x.shape[1]
+        return self.order[:length, :length] @ x
+
+
+def test_dim_is_not_fixed_where_a_narrower_range_works() -> None:
+    model = trace_module(Causal().eval(), (), {}, _own_request(), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "seq=1:8:64"]
+    assert model.notes == ()
+
+
+def test_fixed_size_is_one_at_which_the_model_runs() -> None:
+    """The size that suits most callers is beyond the table of 30 places."""
+
+    class Short(Steps):
+        config = SimpleNamespace()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(30, 8)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            places = self.places(torch.arange(input_ids.shape[1]))
+            return super().forward(input_ids) + places.sum(0)
+
+    model = trace_module(Short().eval(), (), {}, _own_request(), kind="test")
+    assert [str(dim) for dim in model.inputs[0].shape] == ["batch=1:8:64", "8"]
+
+
 def test_dim_that_the_user_stated_is_not_fixed() -> None:
     with pytest.raises(InputError, match=r"'seq' was requested as dynamic \(seq=1:8:16\).*--dim seq=\d+:"):
         trace_module(Steps().eval(), (), {}, _own_request("seq=1:8:16"), kind="test")
