@@ -404,7 +404,8 @@ class ConversionOptions:
     compare_limit: int = option_field(
         2**30,
         "--compare-limit",
-        "Largest size of a model's weights for which the model's outputs before and after the rewrites are compared.",
+        "Skip the comparison of the outputs before and after the rewrites if the model's weights are larger than this,"
+        " in bytes.",
         metavar="BYTES",
         minimum=0,
     )

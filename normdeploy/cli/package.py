@@ -28,7 +28,8 @@ def package(
         typer.Option(
             "--store",
             metavar="PLACE",
-            help="Store of export or a fleet, to find the file's report in (NORMDEPLOY_STORE).",
+            help="Store of export or of a fleet to search for the file's report. Default: the environment variable"
+            " NORMDEPLOY_STORE.",
         ),
     ] = None,
 ) -> None:

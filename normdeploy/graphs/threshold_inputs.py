@@ -30,7 +30,7 @@ def draw_threshold_values(
 
     Args:
         edges: thresholds of the graph.
-        sizes: sizes of named dims; opt for a name that is missing.
+        sizes: sizes of named dims. A dim that is missing here gets its opt size.
 
     Returns: an array of the input's dtype.
     """
@@ -51,7 +51,7 @@ def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mappin
     with a stated range, are drawn as usual, because they can't hold these numbers.
 
     Args:
-        sizes: sizes of named dims; opt for a name that is missing.
+        sizes: sizes of named dims. A dim that is missing here gets its opt size.
 
     Returns: an array of the input's dtype.
     """

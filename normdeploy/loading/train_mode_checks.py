@@ -120,7 +120,8 @@ def _ignores_mode(item: Any) -> bool:
     """Return whether the ``training`` flag of a module has no effect.
 
     The code of a traced graph has the mode of its trace (`require_eval_graph`), and a plain ``torch.nn.Module`` only
-    contains tensors. ``torch.export`` always returns such modules with the flag set, and their ``eval()`` raises.
+    contains tensors. ``torch.export`` returns both kinds of modules with the flag set. ``eval()`` of the graph module
+    that ``ExportedProgram.module()`` returns raises an exception.
     """
     of_export = type(item).__module__.startswith("torch.export.")
     return of_export or isinstance(item, torch.fx.GraphModule) or type(item) is nn.Module
@@ -205,8 +206,8 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
         mend: True rewrites such ops to their eval form, in place, instead of raising.
 
     Raises:
-        TrainingModeError: the graph contains such ops; with ``mend``, only if such an op has no eval form. The message
-            names their modules.
+        TrainingModeError: without ``mend``, the graph contains such ops; with ``mend``, such an op has no eval
+            form. The message names the modules of these ops.
     """
     nodes = [node for node in iter_graph_nodes(program) if is_train_mode_op(node)]
     if not nodes:

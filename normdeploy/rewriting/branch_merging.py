@@ -1,4 +1,4 @@
-"""Merge parallel branches of one input, added up, into one convolution.
+"""Replace a sum of parallel branches of one input by one convolution.
 
 RepVGG, MobileOne and FastViT call this reparameterization:
 
@@ -42,8 +42,8 @@ class ParallelBranch:
         sign: 1 or −1.
         linear: the convolution; None for a scale and shift.
         chain: the scale and shift; None for a convolution.
-        scale: scale per channel of the scale and shift; empty for a convolution.
-        shift: shift per channel of the scale and shift; empty for a convolution.
+        scale: per-channel factors if the branch is a scale and shift; empty for a convolution.
+        shift: per-channel summands if the branch is a scale and shift; empty for a convolution.
     """
 
     out: gs.Tensor
@@ -188,6 +188,10 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
 
 def branch_weight(frame: ConstantLinear, part: ParallelBranch) -> tuple[np.ndarray, np.ndarray]:
     """Compute weight and bias of a branch as a convolution with the groups of ``frame``.
+
+    Args:
+        frame: the convolution of the other branch, into whose kernel this branch's kernel is embedded.
+        part: the branch.
 
     Returns:
         weight in the layout of Conv, and bias (outputs,).

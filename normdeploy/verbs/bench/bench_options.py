@@ -59,7 +59,7 @@ class RaceOptions:
     norms: str | None = option_field(
         None,
         "--norms",
-        "Benchmark common norms of this kind, such as GroupNorm, in all forms. Write all for every kind.",
+        "Benchmark common norms of this kind, such as GroupNorm, in all forms. Use all for every kind.",
         metavar="KIND",
     )
     against: str | Sequence[str] = option_field(

@@ -33,8 +33,8 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
 
     Args:
         weights: float values of the weights. The key of a weight is the output tensor of its DequantizeLinear. For a
-            product of integers, the key is the output tensor of the product, and the value is the weight divided by the
-            scale that later nodes multiply by.
+            product of integers, the key is the product's output tensor. Later nodes multiply this output by a scale, so
+            the value is the weight divided by that scale.
 
     Returns:
         A float model with the same outputs.
@@ -81,7 +81,7 @@ def remove_quantization(proto: onnx.ModelProto, weights: Arrays) -> onnx.ModelPr
 
 
 def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Make node names unique. Nodes that replace an op with inner quantization all have the name of that op."""
+    """Make node names unique. If an op quantizes internally, all nodes that replace it get its name."""
     every = [*nodes, *(inner for node in nodes for body in iter_subgraphs(node) for inner in body.node)]
     names = Counter(node.name for node in every)
     used = Counter[str]()
@@ -95,7 +95,7 @@ def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
 
 
 def original_node_name(name: str) -> str:
-    """Return the name of the file's node that a node was written for.
+    """Return the name of the original node in the file, given a node that was written for it.
 
     Returns:
         The name without the suffix.
@@ -142,8 +142,9 @@ def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
 
 
 def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
-    """Rename each tensor that is read only by a quantizer that acts as a ReLU. The result of the ReLU gets the old
-    name.
+    """If a tensor's only reader is a quantizer that acts as a ReLU, rename the tensor.
+
+    The output of the ReLU gets the old name.
     """
     for node in q.nodes:
         if node.op_type != QUANTIZE or not is_quantization_node(node) or not _is_relu_range(q, node):

@@ -59,7 +59,12 @@ def try_parameters(at: TrialNode, parameters: Arrays) -> Iterator[Trial]:
 
 
 def _iter_replacements(weight: _Weight, parameters: Arrays) -> Iterator[tuple[str, Array, Array | None]]:
-    """Yield parameters in the layout of a weight: the name, the numbers, and the numbers in the other layout."""
+    """Yield each parameter twice in the shape of a weight: in its own order of dims, and with its dims reversed.
+
+    Yields:
+        Name, the numbers in one of these two layouts, and the numbers in the other layout. Weights of recurrent nodes
+        also get parameters in ONNX's layout, with None as the other layout.
+    """
     shape = weight.stored.shape
     if weight.at.op in GATES and weight.i in (1, 2, 3):
         for parameter, right in iter_packed_weights(weight.at.op, weight.i, parameters):
@@ -100,9 +105,8 @@ def _describe_weight(weight: _Weight, parameter: str, right: Array, turned: Arra
 def try_all_parameters(around: TrialSpot) -> Iterator[Trial]:
     """Try parameters in place of all weights that match no parameter.
 
-    This is needed if several weights are wrong, because then no single weight explains the error. A weight with a
-    BatchNorm that was folded with wrong statistics may be nearest to the parameter without the BatchNorm, so both are
-    tried.
+    This is needed if several weights are wrong, because then no single weight explains the error. If a BatchNorm was
+    folded into a weight with wrong statistics, the nearest parameter may be the unfolded one. So both are tried.
 
     Yields:
         Trials of kind "weights" or "epsilon".
@@ -166,7 +170,7 @@ def _add_bias_input(at: TrialNode) -> onnx.NodeProto:
 
 
 def _iter_foreign_weights(nodes: Iterable[TrialNode], parameters: Arrays) -> Iterator[_Weight]:
-    """Yield the weights of nodes that are equal to no parameter."""
+    """Yield the nodes' weights that equal no parameter of the model."""
     for at in nodes:
         for weight in _iter_weights(at, at.node.input):
             if not any(_is_equal_or_transposed(weight.stored, value) for value in parameters.values()):

@@ -46,7 +46,7 @@ class EngineOptions:
         "native",
         "--norm-impl",
         "native: norms run in TensorRT's own layers. plugin: norms run in normdeploy's kernels, which are embedded in"
-        " the engine (tensorrt only). auto: only norms that TensorRT has no layer for run in normdeploy's kernels.",
+        " the engine (tensorrt only). auto: normdeploy's kernels run only the norms for which TensorRT has no layer.",
         metavar="FORM",
         type=NormImpl,
     )

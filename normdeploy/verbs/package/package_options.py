@@ -78,8 +78,8 @@ class PackageOptions:
     report_from: PathLike | None = option_field(
         None,
         "--report-from",
-        "Report with the certificates, which export or optimize wrote with --report. Default: a report next to the file"
-        " that records the file's hash.",
+        "Report with the certificates, which export or optimize wrote with --report. Default: a report in the"
+        " ONNX file's folder that records the hash of the ONNX file.",
         metavar="FILE.json",
         type=Path | None,
     )

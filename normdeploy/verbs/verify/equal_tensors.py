@@ -1,4 +1,4 @@
-"""Find the tensors of the model that a file's weight equals bit for bit."""
+"""Find the model's tensors that are bit-for-bit equal to a weight of a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class EqualTensors:
         """Find the tensors that equal ``array`` bit for bit in some order of their dims.
 
         Returns:
-            names of the equal tensors; only the first name if the same array was looked up before.
+            names of the equal tensors. If the same array was looked up before, only the first name, because the earlier
+            call returned all of them.
         """
         # Arrays of ml_dtypes' types do not support the buffer protocol.
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -128,8 +128,8 @@ class StrictOption:
     strict: bool = option_field(
         False,
         "--strict",
-        "Exit with 1 if the comparison was limited: some sizes were not tested, or only the tested file describes the"
-        " inputs.",
+        "Exit with 1 if the comparison was limited: some sizes were not tested, or the inputs are known only from the"
+        " tested file.",
     )
 
 
