@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 
 from ..dtypes import is_float_dtype
 from ..graphs.graph import Graph
+from ..norms.norm_table import STANDARD
 from ..proof.computed_constants import ComputedConstants
 from ..proof.interpreter import ProofInterpreter
 from ..proof.op_definitions import TABLE
@@ -34,7 +35,7 @@ STAGE = "chunks"
 # Maximum number of nodes between a part and the Concat; a norm by hand has about 12, with shapes about 20
 _LONGEST = 32
 # Norms of whole rows, whose scale and bias may differ between the parts
-_ROW_NORMS = ("LayerNormalization", "RMSNormalization")
+_ROW_NORMS = tuple(op for op, row in STANDARD.items() if row.kind in ("LayerNorm", "RMSNorm") and row.has_scale)
 _AFFINE = ("Mul", "Add", "Sub", "Div")
 # Ops whose second input is the shape of their result
 _SHAPED = ("Reshape", "Expand")
