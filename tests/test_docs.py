@@ -126,10 +126,7 @@ def test_pages_run(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # so that tables are as wide as on the page
     monkeypatch.setattr("normdeploy.forms.FORMS", forms.FORMS)  # a page plants a mistake there, and leaves it
-    for module in ("trt_runner", "ort_runner"):  # the pages were written on a machine without one
-        monkeypatch.setattr(
-            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
-        )
+    _without_gpu(monkeypatch)
     names, imported = {"__name__": "__main__"}, set(sys.modules)
     try:
         for block in blocks(path.read_text()):
@@ -147,6 +144,14 @@ def test_pages_run(
         for name in set(sys.modules) - imported:
             if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
                 del sys.modules[name]
+
+
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and pictures were made on a machine without a GPU."""
+    for module in ("trt_runner", "ort_runner"):
+        monkeypatch.setattr(
+            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
+        )
 
 
 def _printed(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -187,7 +192,9 @@ def _words(text: str) -> Counter[str]:
     Left out is what rounding or load decide: which input is the worst, where an error grows most, and what ``bench``
     says of the machine and of the winner.
     """
-    text = re.sub(r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^(?:no clear winner|fastest): .*?(?=^inputs: |^\d+ thread)", "", text, flags=re.DOTALL | re.MULTILINE
+    )
     steady = re.sub(r"\d+ rounds of warm-up.*?(?=^\$ |\Z)|\blayers\.\S+", "", text, flags=re.DOTALL | re.MULTILINE)
     return Counter(re.findall(r"[^\W\d_]{2,}", steady)) - Counter(
         dict.fromkeys(
@@ -249,10 +256,7 @@ def test_picture_of_the_terminal_shows_what_the_commands_print(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    for module in ("trt_runner", "ort_runner"):  # the picture was recorded on a machine without one
-        monkeypatch.setattr(
-            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
-        )
+    _without_gpu(monkeypatch)
     made = runpy.run_path(str(ROOT / "docs" / "images" / "terminal.py"))
     made["prepare"]()
     printed = ""
@@ -262,6 +266,22 @@ def test_picture_of_the_terminal_shows_what_the_commands_print(
         printed += f"$ {command}\n" + output.removesuffix("exit code 1\n")
     shown = made["read_text"](made["PICTURE"].read_text())
     assert _words(printed) == _words(shown), f"run docs/images/terminal.py, or mend the code\n{printed}"
+
+
+def test_picture_of_the_report_shows_the_words_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers aside: errors and times differ between machines."""
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "report.py"))
+    if made["find_chromium"]() is None:
+        pytest.skip("there is no Chromium here; install one (apt-get install chromium)")
+    monkeypatch.chdir(tmp_path)
+    _without_gpu(monkeypatch)
+    shown = made["read_words"](made["PICTURE"].read_bytes())
+    assert shown["Normalizations"] == 1
+    pages = made["make_pages"](lambda command: _printed(command, monkeypatch, capsys))
+    current = _words(" ".join(made["page_words"](pages).elements()))
+    assert current == _words(" ".join(shown.elements())), "run docs/images/report.py and look at the picture"
 
 
 def test_picture_of_the_norm_is_of_today() -> None:
